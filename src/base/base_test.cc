@@ -1,0 +1,65 @@
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "base/digest.h"
+#include "base/error.h"
+#include "base/rng.h"
+
+namespace holdfast {
+namespace {
+
+Result<int> half(int value) {
+  if (value % 2 != 0) return make_error(ErrorCode::kInvalidArgument, "{} is odd", value);
+  return value / 2;
+}
+
+Result<int> quarter(int value) {
+  HF_ASSIGN(const int once, half(value));
+  HF_ASSIGN(const int twice, half(once));
+  return twice;
+}
+
+Status check_half(int value) {
+  HF_TRY(half(value));
+  return {};
+}
+
+TEST(Result, CarriesTheValueOrTheErrorThroughTheMacros) {
+  EXPECT_EQ(*quarter(8), 2);
+  EXPECT_EQ(quarter(6).error().to_string(), "invalid_argument: 3 is odd");
+  EXPECT_TRUE(check_half(4).ok());
+  EXPECT_EQ(check_half(5).error().with_context("call").message(), "call: 5 is odd");
+}
+
+TEST(ResultDeathTest, ReadingTheValueOfAFailureAborts) {
+  EXPECT_DEATH((void)half(3).value(), "3 is odd");
+}
+
+TEST(Rng, IsAPureFunctionOfSeedAndCounter) {
+  base::Rng a(7), b(7), c(8);
+  std::set<std::uint64_t> seen;
+  for (int i = 0; i < 1000; ++i) {
+    const auto x = a.next();
+    EXPECT_EQ(x, b.next());
+    EXPECT_NE(x, c.next());
+    EXPECT_EQ(x, base::counter_draw(7, static_cast<std::uint64_t>(i)));
+    EXPECT_TRUE(seen.insert(x).second);
+  }
+}
+
+TEST(Rng, StaysBelowTheBound) {
+  base::Rng rng(1);
+  for (int i = 0; i < 1000; ++i) EXPECT_LT(rng.next_below(7), 7u);
+}
+
+TEST(Digest, ChangesWithOneBit) {
+  std::byte bytes[64]{};
+  const auto before = base::digest_of(bytes);
+  bytes[63] = std::byte{1};
+  EXPECT_NE(before, base::digest_of(bytes));
+  EXPECT_EQ(before.to_hex().size(), 32u);
+}
+
+}  // namespace
+}  // namespace holdfast
