@@ -1,0 +1,91 @@
+// Checkpoint: a validated index over the safetensors files of one model directory: config, shards,
+// and the exact two-way account of tensors that the model's dialect expects. Knows no device.
+// Immutable after open; any thread.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "checkpoint/safetensors.h"
+#include "config/model_config.h"
+#include "holdfast/result.h"
+
+namespace holdfast::checkpoint {
+
+inline constexpr std::size_t kMaxShards = 4096;
+
+// A tensor that a dialect expects. `name` is both the published name and the name of the model's
+// parameter that it fills.
+struct ExpectedTensor {
+  std::string name;
+  tensor::DType dtype = tensor::DType::kBF16;
+  tensor::Shape shape;
+};
+
+// A tensor of the checkpoint and the file that holds it.
+struct LocatedTensor {
+  const TensorEntry* entry = nullptr;
+  const SafetensorsFile* file = nullptr;
+};
+
+// What `inspect` reports: every defect at once instead of the first.
+struct Account {
+  std::vector<ExpectedTensor> missing;
+  struct Unknown {
+    std::string name;
+    std::vector<std::string> nearest;  // up to 3 known names, nearest first
+  };
+  std::vector<Unknown> unknown;
+  std::vector<std::string> mismatched;  // "model.norm.weight: shape [255], expected [256]"
+  bool complete() const { return missing.empty() && unknown.empty() && mismatched.empty(); }
+};
+
+// How a publisher names and lays out tensors.
+class Dialect {
+ public:
+  virtual ~Dialect() = default;
+  virtual std::string_view name() const = 0;  // "gpt-oss mxfp4 (Hugging Face)"
+  virtual std::vector<ExpectedTensor> expected(const config::ModelConfig& config) const = 0;
+};
+// The dialect for a config (by architecture and expert scheme).
+Result<std::unique_ptr<Dialect>> choose_dialect(const config::ModelConfig& config);
+
+class Checkpoint {
+ public:
+  // Reads config.json, generation_config.json (optional), model.safetensors or the sharded index,
+  // validates every shard, and accounts for every tensor. Any defect is an error that names the
+  // file or tensor and both values; nothing is half open.
+  static Result<std::unique_ptr<Checkpoint>> open(const std::string& directory);
+  // As open, but tensors that are missing, unknown or mismatched are left to account().
+  static Result<std::unique_ptr<Checkpoint>> open_for_inspection(const std::string& directory);
+
+  const std::string& directory() const { return directory_; }
+  const config::ModelConfig& config() const { return config_; }
+  const Dialect& dialect() const { return *dialect_; }
+  const std::vector<std::unique_ptr<SafetensorsFile>>& files() const { return files_; }
+  const Account& account() const { return account_; }
+  // All tensors in (file, offset) order.
+  const std::vector<LocatedTensor>& tensors() const { return tensors_; }
+  const LocatedTensor* find(std::string_view name) const;  // nullptr when absent
+  std::uint64_t total_bytes() const;
+
+ private:
+  Checkpoint() = default;
+  std::string directory_;
+  config::ModelConfig config_;
+  std::unique_ptr<Dialect> dialect_;
+  std::vector<std::unique_ptr<SafetensorsFile>> files_;
+  std::vector<LocatedTensor> tensors_;
+  std::unordered_map<std::string, std::size_t> index_by_name_;
+  Account account_;
+};
+
+// Up to `count` of `known` by edit distance to `name`, nearest first. Bounded work: names are cut at
+// kMaxTensorNameBytes.
+std::vector<std::string> nearest_names(std::string_view name,
+                                       const std::vector<std::string>& known, std::size_t count);
+
+}  // namespace holdfast::checkpoint

@@ -1,0 +1,73 @@
+// ModelConfig: what a model is, read from config.json and validated. It names no file and no device.
+// A value; any thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "holdfast/result.h"
+
+namespace holdfast::config {
+
+enum class Architecture : std::uint8_t { kGptOss };
+enum class AttentionKind : std::uint8_t { kFull, kSliding };
+// How the experts' weights are stored and served.
+enum class ExpertScheme : std::uint8_t { kBF16, kMxfp4 };
+
+// YaRN (semantics.md 4.4). factor 1 means no scaling.
+struct RopeConfig {
+  double theta = 10000.0;
+  double factor = 1.0;
+  double beta_fast = 32.0;
+  double beta_slow = 1.0;
+  std::int64_t original_max_positions = 0;
+  bool truncate = true;
+};
+
+// Clamped SwiGLU of gpt-oss (semantics.md 3.7): out = g * sigmoid(alpha g) * (u + beta).
+struct SwigluConfig {
+  float alpha = 1.702f;
+  float beta = 1.0f;
+  float limit = 7.0f;
+};
+
+struct ModelConfig {
+  Architecture architecture = Architecture::kGptOss;
+  std::string model_type;  // as published, "gpt_oss"
+  std::int64_t layer_count = 0;
+  std::int64_t hidden_size = 0;
+  std::int64_t intermediate_size = 0;
+  std::int64_t query_head_count = 0;
+  std::int64_t kv_head_count = 0;
+  std::int64_t head_dim = 0;
+  std::int64_t vocab_size = 0;
+  std::int64_t expert_count = 0;
+  std::int64_t experts_per_token = 0;
+  std::int64_t sliding_window = 0;
+  std::int64_t max_positions = 0;
+  double rms_norm_eps = 1e-5;
+  RopeConfig rope;
+  SwigluConfig swiglu;
+  ExpertScheme expert_scheme = ExpertScheme::kBF16;
+  std::vector<AttentionKind> layer_kinds;  // one per layer
+  std::vector<std::int32_t> eos_token_ids;  // generation_config.json first, then config.json
+  std::int32_t bos_token_id = -1;  // -1: none
+  std::int32_t pad_token_id = -1;
+
+  friend bool operator==(const ModelConfig&, const ModelConfig&);
+};
+
+// `config_json` is config.json's text; `generation_json` may be empty.
+// Errors name the field, its value and the accepted range: kUnsupported for an unknown model_type
+// (listing the known ones) or an option this engine lacks, kCorrupt for JSON that does not parse,
+// kInvalidArgument for a missing or absurd field. Named maxima are in model_config.cc.
+Result<ModelConfig> parse_model_config(std::string_view config_json,
+                                       std::string_view generation_json = {});
+
+// Whether weights of `next` can replace weights of `live` in place: everything that shapes storage,
+// graphs or constants must be equal. Errors: kMismatch naming the field and both values.
+Status check_replaceable(const ModelConfig& live, const ModelConfig& next);
+
+}  // namespace holdfast::config
