@@ -1,0 +1,72 @@
+// The CPU as a Device: anonymous pages, mprotect, mremap, worker threads, and a capture that records
+// each kernel with its resolved addresses and replays it verbatim.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <type_traits>
+
+#include "device/cpu/worker_pool.h"
+#include "device/device.h"
+#include "tensor/tensor_view.h"
+
+namespace holdfast::device {
+
+// One operand of a kernel: what the manifest records.
+struct Operand {
+  const char* role = "";
+  AddressRange range;
+  Access access = Access::kRead;
+};
+// The bytes of `view` as an operand; an empty view gives an empty range, which is not recorded.
+Operand reads(const char* role, const tensor::TensorView& view);
+Operand writes(const char* role, const tensor::TensorView& view);
+Operand updates(const char* role, const tensor::TensorView& view);
+
+inline constexpr std::size_t kMaxKernelArgBytes = 1024;
+inline constexpr std::size_t kMaxKernelOperands = 24;
+
+// `run` gets the address of a copy of the arguments.
+struct CpuKernel {
+  const char* name = "";
+  void (*run)(const void* args, WorkerPool& workers) = nullptr;
+  const void* args = nullptr;
+  std::size_t arg_bytes = 0;
+  std::span<const Operand> operands;
+};
+
+class CpuStream : public Stream {
+ public:
+  DeviceKind kind() const final { return DeviceKind::kCpu; }
+  // Runs the kernel now, or records it (arguments and operands are copied) while capturing.
+  // Asserts the size limits. Errors: kDevice (from a simulated fault).
+  virtual Status launch(const CpuKernel& kernel) = 0;
+  virtual WorkerPool& workers() = 0;
+};
+
+// Launches a kernel whose arguments are a trivially copyable struct:
+//   launch_cpu<&run_rms_norm>(stream, "rms_norm", args, {reads("x", args.x), writes("out", args.out)})
+// where run_rms_norm is `void(const Args&, WorkerPool&)`. Asserts that `stream` is a CPU stream.
+template <auto Function, typename Args>
+Status launch_cpu(Stream& stream, const char* name, const Args& args,
+                  std::initializer_list<Operand> operands) {
+  static_assert(std::is_trivially_copyable_v<Args> && sizeof(Args) <= kMaxKernelArgBytes);
+  return static_cast<CpuStream&>(stream).launch(CpuKernel{
+      .name = name,
+      .run = [](const void* raw, WorkerPool& pool) { Function(*static_cast<const Args*>(raw), pool); },
+      .args = &args,
+      .arg_bytes = sizeof(Args),
+      .operands = std::span<const Operand>(operands.begin(), operands.size())});
+}
+
+struct CpuDeviceOptions {
+  // Freed blocks up to this size are pooled (poisoned, and handed out again first).
+  std::size_t max_pooled_block_bytes = std::size_t{16} << 20;
+  std::size_t max_pooled_bytes = std::size_t{256} << 20;
+  bool huge_pages = true;  // MADV_HUGEPAGE on allocations of 2 MiB and more
+};
+std::unique_ptr<Device> make_cpu_device(const CpuDeviceOptions& options = {});
+
+}  // namespace holdfast::device

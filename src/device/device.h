@@ -1,0 +1,100 @@
+// Device: memory, streams and graphs of one processor. The allocator is for Arena alone.
+// Thread-safe except where said; a Stream and the graphs launched on it belong to one thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "device/manifest.h"
+#include "device/memory.h"
+#include "holdfast/result.h"
+
+namespace holdfast::device {
+
+enum class DeviceKind : std::uint8_t { kCpu, kCuda };
+
+class Graph;
+
+// An ordered queue of work. On the CPU a launch runs at once, on the calling thread and the
+// stream's workers.
+class Stream {
+ public:
+  virtual ~Stream() = default;
+  virtual DeviceKind kind() const = 0;
+  // Returns once everything enqueued is done. Errors: kDevice (sticky).
+  virtual Status synchronize() = 0;
+  // Enqueues a copy between two ranges of device memory that do not overlap. Errors: kDevice.
+  virtual Status copy(std::byte* to, const std::byte* from, std::size_t bytes) = 0;
+  virtual bool capturing() const = 0;
+
+ protected:
+  friend Result<std::unique_ptr<Graph>> capture(Stream&, const AddressHome&, std::string,
+                                                const std::function<Status()>&);
+  // Between the two calls launches are recorded and not run. Errors: kFailedPrecondition.
+  virtual Status begin_capture() = 0;
+  // Ends the recording whatever `home` is; the new graph's manifest is not yet checked.
+  virtual Result<std::unique_ptr<Graph>> end_capture(const AddressHome& home,
+                                                     std::string label) = 0;
+};
+
+// The replayable result of a capture: every address in it was resolved when it was recorded.
+class Graph {
+ public:
+  virtual ~Graph() = default;
+  virtual const std::string& label() const = 0;
+  virtual const AddressManifest& manifest() const = 0;
+  // Replays verbatim on `stream`. Errors: kFailedPrecondition when the home's layout generation is
+  // not the one that was captured over (O(1)); kDevice.
+  virtual Status launch(Stream& stream) = 0;
+};
+
+// Records what `body` launches on `stream`. Errors: kFailedPrecondition when `home` is not sealed
+// or a capture is open; kMismatch naming node, operand and address for a pointer with no home;
+// whatever `body` returns. `home` must outlive the graph.
+Result<std::unique_ptr<Graph>> capture(Stream& stream, const AddressHome& home, std::string label,
+                                       const std::function<Status()>& body);
+
+struct MemoryUsage {
+  std::size_t live_bytes = 0;  // given out and not yet freed
+  std::size_t peak_bytes = 0;  // the most that live_bytes has been since reset_peak()
+  std::size_t pooled_bytes = 0;  // freed and kept for the next allocation of their size
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual DeviceKind kind() const = 0;
+  virtual std::string name() const = 0;  // "cpu (2 threads, AVX3)"
+  // Granularity of allocate, protect and exchange_backing.
+  virtual std::size_t page_bytes() const = 0;
+
+  // Page-aligned, rounded up to pages, filled with kPoisonByte. Errors: kResourceExhausted naming
+  // the bytes asked for and available.
+  virtual Result<Memory> allocate(std::size_t bytes) = 0;
+  // `memory` must be what allocate returned. Poisons it first; small blocks are pooled, so that a
+  // pointer into freed memory reads poison or a stranger's data, as on a GPU with a caching
+  // allocator (and faults under AddressSanitizer).
+  virtual void free(Memory memory) = 0;
+  // Errors: kDevice, kInvalidArgument for a range that is not whole pages.
+  virtual Status protect(Memory memory, Protection protection) = 0;
+  // Exchanges the physical pages under two allocations of one size; both addresses stay what they
+  // are, contents and protection travel with the pages. The caller vouches that nothing touches
+  // either while this runs. On an error both ranges are as before. Errors: kDevice.
+  virtual Status exchange_backing(Memory a, Memory b) = 0;
+  virtual MemoryUsage usage() const = 0;
+  virtual void reset_peak() = 0;
+
+  // Host bytes into device memory and back; synchronous. Errors: kDevice.
+  virtual Status write(std::byte* to, const std::byte* from, std::size_t bytes) = 0;
+  virtual Status read(std::byte* to, const std::byte* from, std::size_t bytes) = 0;
+  // Whether the host may dereference device addresses (true on the CPU).
+  virtual bool host_addressable() const = 0;
+
+  // A new stream. `workers`: CPU threads that serve it, the caller included; 0 means all cores.
+  virtual Result<std::unique_ptr<Stream>> create_stream(int workers = 0) = 0;
+};
+
+}  // namespace holdfast::device

@@ -1,0 +1,61 @@
+// Census: the full count at one moment: every slot's address, bytes, class, epoch and digest, and
+// the home of every address that the graphs captured. A value that can be diffed and printed.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "device/device.h"
+#include "storage/registry.h"
+
+namespace holdfast::storage {
+
+struct CensusSlot {
+  std::string name;
+  SlotClass slot_class = SlotClass::kWeight;
+  std::uint64_t address = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t epoch = 0;
+  std::optional<base::Digest> digest;  // of the bytes as they are now; versioned slots only
+};
+
+// An address in a graph's manifest and the slot it lies in now.
+struct CensusAddress {
+  std::string graph;
+  std::string node;
+  std::string role;
+  std::uint64_t address = 0;
+  std::uint64_t bytes = 0;
+  std::string home;  // slot name; empty when it lies in none
+};
+
+struct Census {
+  std::uint64_t epoch = 0;
+  std::vector<CensusSlot> slots;
+  std::vector<CensusAddress> addresses;
+  std::uint64_t homeless_count() const;
+};
+
+// Reads every versioned slot's bytes (digests on all cores of a fresh stream are not needed: one
+// pass). Engine thread, between steps. Errors: kDevice.
+Result<Census> take_census(const Registry& registry,
+                           std::span<const device::Graph* const> graphs);
+
+struct CensusDiff {
+  std::vector<std::string> moved;    // address or size differs
+  std::vector<std::string> changed;  // digest differs
+  std::vector<std::string> only_before;
+  std::vector<std::string> only_after;
+  std::uint64_t same_address_count = 0;
+};
+CensusDiff diff(const Census& before, const Census& after);
+
+// One JSON object: {"epoch", "slots": [...], "addresses": [...], "homeless"}. Addresses as "0x..." strings.
+std::string to_json(const Census& census);
+// A readable table: one line per class with counts and bytes, then (verbose) one line per slot.
+std::string to_table(const Census& census, bool verbose);
+
+}  // namespace holdfast::storage

@@ -1,0 +1,88 @@
+// Slot: one fixed range in an arena. Its address never changes while the registry is sealed; its
+// bytes may. Parameter: a model name bound to (part of) a slot, or to staging alone. Values.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "base/digest.h"
+#include "base/strong_id.h"
+#include "device/device.h"
+#include "tensor/tensor_view.h"
+
+namespace holdfast::storage {
+
+using SlotId = base::StrongId<struct SlotIdTag>;
+using ParameterId = base::StrongId<struct ParameterIdTag>;
+// Says which weights: 0 before the first load, +1 per commit.
+using Epoch = base::StrongId<struct EpochTag, std::uint64_t>;
+
+enum class SlotClass : std::uint8_t {
+  kWeight,    // loaded
+  kDerived,   // computed from weights: packed, swizzled, dequantised, summed
+  kConstant,  // computed from the config: SwiGLU alpha, beta, limit, rope tables
+  kState,     // KV pages
+  kInput,     // token ids, positions, block tables
+  kScratch,   // workspaces
+  kSync,      // locks, counters
+};
+std::string_view slot_class_name(SlotClass slot_class);  // "weight", "derived", ...
+// Weight, derived and constant slots: replaced by a commit, read-only otherwise.
+bool is_versioned(SlotClass slot_class);
+
+struct SlotSpec {
+  std::string name;  // unique: "layers.3.experts.swiglu_alpha"
+  SlotClass slot_class = SlotClass::kWeight;
+  tensor::DType dtype = tensor::DType::kF32;
+  tensor::Shape shape;
+  // The arena that holds it; empty means "weights" for versioned classes and "working" for the
+  // rest. Versioned and other slots may not share an arena.
+  std::string arena;
+  std::size_t alignment = 64;
+};
+
+struct Slot {
+  SlotSpec spec;
+  SlotId id;
+  device::AddressRange range;  // fixed by seal
+  // Of the last commit; for unversioned slots epoch 0 and no digest.
+  Epoch epoch;
+  std::optional<base::Digest> digest;
+};
+
+// A checkpoint tensor that the model needs. Resident: its bytes land in `slot` at `offset_bytes`
+// unchanged. Transient (no slot): it lives in staging only and feeds derivations.
+struct ParameterSpec {
+  std::string name;  // "model.layers.3.self_attn.q_proj.weight"
+  tensor::DType dtype = tensor::DType::kBF16;
+  tensor::Shape shape;
+  std::optional<SlotId> slot;
+  std::size_t offset_bytes = 0;
+};
+
+using DeriveInput = std::variant<ParameterId, SlotId>;
+// Computes outputs from inputs on `stream`; all views lie in staging (or in a source's mapping) and
+// inputs must not be written. Called once per slice, in order.
+using DeriveFunction =
+    std::function<Status(device::Stream& stream, std::span<const tensor::TensorView> inputs,
+                         std::span<const tensor::TensorView> outputs)>;
+
+// How derived slots are computed from parameters and other slots.
+struct Derivation {
+  std::string name;  // "layers.3.experts.gate_up.pack"
+  std::vector<DeriveInput> inputs;
+  std::vector<SlotId> outputs;
+  // Above 1: transient parameter inputs and all outputs have this first dimension, and the function
+  // sees one row of it at a time (rank kept, first dimension 1), so that staging holds one expert
+  // and not a layer. Slot inputs are passed whole.
+  std::int64_t slice_count = 1;
+  DeriveFunction function;
+};
+
+}  // namespace holdfast::storage
