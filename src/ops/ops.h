@@ -1,0 +1,120 @@
+// The contracts of all ops: what each computes, its operands, dtypes and shapes. The free functions
+// check once and hand over to the kernels of the stream's device. Activations are f32 on the CPU.
+//
+// Notation: n rows (tokens) of a step; every op touches only rows [0, *active_rows) of its row-wise
+// operands, read from memory when it runs, so that one captured graph serves any count up to n.
+// Rows are independent: a row's bits never depend on n, on the other rows, or on thread count.
+// Errors of the free functions: kMismatch naming op, operand and both shapes or dtypes.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "device/device.h"
+#include "holdfast/result.h"
+#include "tensor/tensor_view.h"
+
+namespace holdfast::ops {
+
+using tensor::TensorView;
+
+// out[r] = table[ids[r]]. ids i32 [n], each in [0, V); table bf16|f32 [V, H]; out f32 [n, H].
+struct EmbeddingArgs {
+  TensorView ids, table, out;
+  TensorView active_rows;  // i32 [1]
+};
+
+// out[r] = x[r] * rsqrt(mean(x[r]^2) + eps) * weight (semantics.md 3.9, multiply in f32).
+// x f32 [n, H]; weight bf16|f32 [H]; out f32 [n, H], may be x.
+struct RmsNormArgs {
+  TensorView x, weight, out;
+  TensorView active_rows;
+  float eps = 1e-5f;
+};
+
+// out[r] = x[r] W^T + bias + residual[r]. x f32 [n, K]; weight bf16|f32 [N, K]; bias bf16|f32 [N] or
+// empty; residual f32 [n, N] or empty, may be out; out f32 [n, N], must not overlap x.
+struct LinearArgs {
+  TensorView x, weight, bias, residual, out;
+  TensorView active_rows;
+};
+
+// Rotates the first `head_count` heads of each row in place, as halves (semantics.md 4.4):
+// (a, b) = (a c - b s, b c + a s) with c, s = tables[positions[r]].
+// x f32 [n, W], W >= head_count * head_dim; positions i32 [n]; tables f32 [max_positions, head_dim/2].
+struct RopeArgs {
+  TensorView x, positions, cos_table, sin_table;
+  TensorView active_rows;
+  std::int64_t head_count = 0;
+  std::int64_t head_dim = 0;
+};
+
+// Stores k and v of each row into its cache slot. qkv f32 [n, (Hq + 2 Hkv) d], laid out q, k, v;
+// pages f32 [P, page, Hkv, d]; slot_mapping i32 [n] = page_index * page + offset, -1: do not store.
+struct KvWriteArgs {
+  TensorView qkv, slot_mapping, key_pages, value_pages;
+  TensorView active_rows;
+};
+
+// Causal attention of each row over its sequence's cached keys [0, positions[r]], sliding when
+// window > 0: key j is visible iff 0 <= positions[r] - j < window. Sinks (semantics.md 4.3): one
+// more unscaled logit per query head in the softmax's denominator, without a value.
+// qkv as above (q part); positions i32 [n]; row_sequence i32 [n]: row of block_tables;
+// block_tables i32 [S, B] page indices; sinks bf16|f32 [Hq]; out f32 [n, Hq d].
+// A row with positions[r] < 0 gets zeros.
+struct PagedAttentionArgs {
+  TensorView qkv, positions, row_sequence, block_tables, key_pages, value_pages, sinks, out;
+  TensorView active_rows;
+  std::int64_t window = 0;
+  float scale = 1.0f;
+};
+
+// The k largest logits of each row, largest first, ties to the lower index; weights = softmax over
+// those k (semantics.md 3.8). NaN counts as -inf. logits f32 [n, E]; ids i32 [n, k]; weights f32 [n, k].
+struct RouterTopKArgs {
+  TensorView logits, ids, weights;
+  TensorView active_rows;
+};
+
+// out[r] = x[rows[r]] for r < *active_rows. x f32 [n, H]; rows i32 [m]; out f32 [m, H].
+struct GatherRowsArgs {
+  TensorView x, rows, out;
+  TensorView active_rows;
+};
+
+// One device's implementation of every op: enqueues on the stream, allocates nothing. Arguments are
+// already checked. Stateless; any thread.
+class Kernels {
+ public:
+  virtual ~Kernels() = default;
+  virtual Status embedding(device::Stream& stream, const EmbeddingArgs& args) = 0;
+  virtual Status rms_norm(device::Stream& stream, const RmsNormArgs& args) = 0;
+  virtual Status linear(device::Stream& stream, const LinearArgs& args) = 0;
+  virtual Status rope(device::Stream& stream, const RopeArgs& args) = 0;
+  virtual Status kv_write(device::Stream& stream, const KvWriteArgs& args) = 0;
+  virtual Status paged_attention(device::Stream& stream, const PagedAttentionArgs& args) = 0;
+  virtual Status router_top_k(device::Stream& stream, const RouterTopKArgs& args) = 0;
+  virtual Status gather_rows(device::Stream& stream, const GatherRowsArgs& args) = 0;
+};
+
+// Plain scalar loops: the formulas.
+std::unique_ptr<Kernels> make_cpu_reference_kernels();
+// SIMD on all workers of the stream (Highway, chosen at run time); bounds in ops_test.cc.
+std::unique_ptr<Kernels> make_cpu_fast_kernels();
+
+// Where ops run. A value that borrows.
+struct OpContext {
+  device::Stream& stream;
+  Kernels& kernels;
+};
+
+Status embedding(const OpContext& context, const EmbeddingArgs& args);
+Status rms_norm(const OpContext& context, const RmsNormArgs& args);
+Status linear(const OpContext& context, const LinearArgs& args);
+Status rope(const OpContext& context, const RopeArgs& args);
+Status kv_write(const OpContext& context, const KvWriteArgs& args);
+Status paged_attention(const OpContext& context, const PagedAttentionArgs& args);
+Status router_top_k(const OpContext& context, const RouterTopKArgs& args);
+Status gather_rows(const OpContext& context, const GatherRowsArgs& args);
+
+}  // namespace holdfast::ops
