@@ -1,0 +1,59 @@
+// The drill: load, capture, census, baseline, identity reload, live reload, pressure, census, and a
+// comparison with a cold engine: GREEN, or RED with the reasons. Blocks; its own engines.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "holdfast/result.h"
+
+namespace holdfast {
+
+struct DrillOptions {
+  std::string from;                       // model directory A
+  std::string to;                         // model directory B
+  std::string inject;                     // "" or a fault's name, see drill_faults()
+  std::string commit = "remap";           // "remap" or "copy"
+  std::string label;                      // free text, copied into the report
+  std::vector<std::string> prompts;       // empty: built-in ones
+  std::int64_t max_tokens = 48;
+  int threads = 0;
+  std::string kernels = "fast";
+  std::string experts = "auto";
+  std::function<void(const std::string& line)> progress;  // one line a stage
+};
+
+// A count over a set of slots, between the first census and the last.
+struct DrillCount {
+  std::uint64_t total = 0, stable = 0, moved = 0;
+  bool values_preserved = false;             // identity reload kept every byte
+  bool values_intact_post_pressure = false;  // and pressure after the last reload too
+  std::uint64_t registered_at_first_load = 0, registered_after_reload = 0;  // captured addresses' homes
+  std::vector<std::string> moved_keys;
+};
+
+struct DrillReport {
+  std::string label;
+  bool green = false;
+  std::vector<std::string> reasons;  // why RED, one line each
+  DrillCount constants;              // the experts' constants
+  DrillCount slots;                  // all slots
+  bool tokens_match_identity = false;       // greedy tokens after reloading A over A
+  bool tokens_match_pre_pressure = false;   // equal to a cold engine on B
+  bool tokens_match_post_pressure = false;
+  bool logprobs_match = false;              // bit for bit, in all comparisons
+  bool versions_match = false;              // every token carries the epoch that made it
+  std::uint64_t live_tokens_before = 0, live_tokens_after = 0;  // of the live reload
+  std::string replay_error;
+  double load_ms = 0, capture_ms = 0, stage_ms = 0, pause_us = 0, total_ms = 0;
+  std::uint64_t weights_bytes = 0, peak_bytes = 0, declared_peak_bytes = 0;
+  std::string json;  // all of this as one object, field names as above, constants' fields at the top
+};
+
+std::vector<std::string> drill_faults();
+// Errors: what keeps the drill from running (bad directories, unknown fault). A RED drill is a value.
+Result<DrillReport> run_drill(const DrillOptions& options);
+
+}  // namespace holdfast

@@ -1,0 +1,171 @@
+// Engine: one model on one device, generating while its weights are replaced. Owns everything: slots,
+// graphs, KV cache, requests. One thread calls it (the engine thread), except where said.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "holdfast/result.h"
+
+namespace holdfast {
+
+class Tokenizer;
+
+// What a long operation is doing; fraction in [0, 1].
+struct Progress {
+  std::string phase;
+  double fraction = 0;
+};
+
+struct EngineOptions {
+  std::string model_directory;
+  int threads = 0;                   // 0: all cores
+  std::int64_t max_context = 0;      // positions per sequence; 0: the model's, at most 4096
+  std::int64_t max_sequences = 8;    // requests that decode together; the largest decode graph
+  std::int64_t prefill_chunk = 64;   // prompt tokens in one step, the largest graph
+  std::int64_t kv_tokens = 0;        // KV capacity; 0: max_sequences * max_context, at most 65536
+  std::string kernels = "fast";      // "fast" or "reference" (plain scalar loops)
+  std::string experts = "auto";      // "auto", "holdfast" or "reference"
+  std::string commit = "remap";      // the first load's strategy too: "remap" or "copy"
+  std::function<void(const Progress&)> progress;
+};
+
+// Greedy when temperature is 0. Order: temperature, top-k, top-p, min-p. The draw for output token i
+// depends on (seed, i) alone.
+struct Sampling {
+  float temperature = 0.0f;  // [0, 100]
+  float top_p = 1.0f;        // (0, 1]
+  std::int32_t top_k = 0;    // 0: off
+  float min_p = 0.0f;        // [0, 1]
+  std::uint64_t seed = 0;
+};
+
+struct Request {
+  std::vector<std::int32_t> prompt_ids;  // at least one
+  Sampling sampling;
+  std::int64_t max_tokens = 128;         // 0: only score the prompt
+  bool ignore_eos = false;
+  std::vector<std::int32_t> stop_token_ids;  // besides the model's
+  bool prompt_logprobs = false;          // log p(prompt_ids[i] | before) for i >= 1
+  // Called on the engine thread with the float32 logits after prompt position `position`, in order.
+  std::function<void(std::int64_t position, std::span<const float> logits)> prompt_logits;
+};
+
+struct RequestId {
+  std::uint64_t value = 0;
+  friend bool operator==(RequestId, RequestId) = default;
+};
+
+enum class FinishReason : std::uint8_t { kStop, kLength, kAbort };
+const char* finish_reason_name(FinishReason reason);  // "stop", "length", "abort"
+
+// One generated token, and the weights that made it.
+struct Token {
+  std::int32_t id = 0;
+  float logprob = 0;        // natural log of the raw distribution, before temperature
+  std::uint64_t epoch = 0;  // the epoch of the step that produced it
+};
+
+struct Event {
+  RequestId request;
+  std::optional<Token> token;                  // empty when a request ends without one
+  std::vector<float> prompt_logprobs;          // filled once, with the request's first event
+  std::optional<FinishReason> finish_reason;   // set on the last event
+};
+
+struct ReloadOptions {
+  std::string commit;             // "remap", "copy"; empty: the engine's
+  bool commit_when_ready = true;  // else the caller calls commit_reload()
+  std::string inject;             // a drill's fault: "", "rebind-constants", "stale-derived", ...
+};
+
+enum class ReloadPhase : std::uint8_t { kNone, kStaging, kReady, kVerifying, kDone, kFailed };
+
+struct ReloadReport {
+  std::string source;
+  std::string state;     // "committed", "rolled_back", "poisoned"
+  std::string strategy;
+  std::uint64_t from_epoch = 0, to_epoch = 0;
+  std::uint64_t source_bytes = 0, versioned_bytes = 0;
+  double stage_ms = 0, prepare_ms = 0, verify_ms = 0, pause_us = 0;
+  std::uint64_t declared_peak_bytes = 0, measured_peak_bytes = 0;
+  std::string error;
+};
+
+// One slot in a census; see storage/census.h.
+struct CensusEntry {
+  std::string name;
+  std::string slot_class;
+  std::uint64_t address = 0, bytes = 0, epoch = 0;
+  std::string digest;  // hex; empty for slots that no commit replaces
+};
+struct CensusReport {
+  std::uint64_t epoch = 0;
+  std::vector<CensusEntry> slots;
+  std::uint64_t captured_addresses = 0;
+  std::vector<std::string> homeless;  // captured addresses that lie in no slot: "graph/node/role 0x..."
+  std::vector<std::string> rehomed;   // captured operands that now lie in another slot than at capture
+  std::string json;                   // the whole, as one object
+};
+
+class Engine {
+ public:
+  // Loads, captures every graph, and is ready. Errors name what is wrong with which file or option.
+  static Result<std::unique_ptr<Engine>> open(const EngineOptions& options);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // --- generation. Errors of submit: kInvalidArgument naming the field, its value and the range
+  // (a token id outside the vocabulary, a prompt longer than the context, ...); kPoisoned.
+  Result<RequestId> submit(Request request);
+  // One step: commits a ready reload first, then runs at most one graph. Errors: kPoisoned (no token
+  // is emitted), kDevice.
+  Result<std::vector<Event>> step();
+  bool idle() const;  // no request is waiting or running
+  // Ends a request with its tokens so far (an event with kAbort comes from the next step).
+  Status cancel(RequestId request);
+
+  // --- reload. One at a time: begin errors with kFailedPrecondition while one is open.
+  // Opens and validates `directory`, plans, and stages on a thread of its own.
+  Status begin_reload(const std::string& directory, const ReloadOptions& options = {});
+  ReloadPhase reload_phase() const;  // any thread
+  // Commits a ready reload now: the caller is between steps by nature of the call.
+  Status commit_reload();
+  // Blocks until the open reload is committed and verified (running no steps), or failed.
+  Result<ReloadReport> finish_reload();
+  Status abort_reload();
+  std::optional<ReloadReport> last_reload() const;
+
+  // --- what it is
+  std::uint64_t epoch() const;
+  bool poisoned() const;
+  std::string model_type() const;
+  std::string device_name() const;
+  std::string experts_backend() const;  // "holdfast: ..." with the reason
+  std::int64_t vocab_size() const;
+  std::int64_t max_context() const;
+  std::vector<std::int32_t> eos_token_ids() const;
+  const Tokenizer& tokenizer() const;
+  std::vector<std::string> experts_constant_slots() const;
+  Result<CensusReport> census() const;
+  // Peak device bytes since open or the last call of reset_peak().
+  std::uint64_t peak_bytes() const;
+  std::uint64_t live_bytes() const;
+  void reset_peak();
+  // Allocates `blocks` blocks of `bytes` from the same allocator as the slots, dirties and frees
+  // them: freed memory that something still reads will have changed. For the drill.
+  Status allocation_pressure(std::int64_t blocks, std::int64_t bytes);
+
+ private:
+  struct Impl;
+  explicit Engine(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace holdfast

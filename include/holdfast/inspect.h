@@ -1,0 +1,39 @@
+// inspect: what a model directory holds, and everything that is wrong with it at once. Loads no
+// weights. Any thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "holdfast/result.h"
+
+namespace holdfast {
+
+struct InspectTensor {
+  std::string name;
+  std::string dtype;
+  std::string shape;  // "[32, 5760, 90, 16]"
+  std::uint64_t bytes = 0;
+  std::string file;
+};
+
+struct InspectReport {
+  std::string directory;
+  std::string model_type;
+  std::string dialect;
+  std::string scheme;           // of the experts: "mxfp4", "bf16"
+  std::string experts_backend;  // the one that would be chosen, and why
+  std::vector<std::pair<std::string, std::string>> config;  // name, value: layers, hidden size, ...
+  std::uint64_t total_bytes = 0;
+  std::vector<std::pair<std::string, std::uint64_t>> bytes_by_dtype;
+  std::vector<InspectTensor> tensors;
+  std::vector<std::string> missing, unknown, mismatched;  // one readable line each
+  std::string tokenizer;  // "1024 tokens", or what is wrong with it
+  bool complete = false;  // nothing missing, unknown or mismatched, and the tokenizer fits
+};
+
+// Errors: what stops even looking (no config.json, a file that breaks its format, ...).
+Result<InspectReport> inspect(const std::string& directory);
+
+}  // namespace holdfast
