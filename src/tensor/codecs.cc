@@ -38,8 +38,8 @@ float decode_magnitude(std::uint32_t code, Format format) {
   return std::ldexp(static_cast<float>(quanta), scale);
 }
 
-// The magnitude code nearest to |value|, ties to even, as if the exponent had no upper end: a caller
-// compares it with the format's largest code. `value` must be finite.
+// The magnitude code nearest to |value|, ties to even, as if the exponent had no upper end: callers
+// compare it with the format's largest code. `value` must be finite.
 std::uint32_t encode_magnitude(float value, Format format) {
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(value) & kF32Magnitude;
   const int raw_exponent = static_cast<int>(bits >> 23);

@@ -26,8 +26,8 @@ Shape::Shape(std::initializer_list<std::int64_t> dims) {
 
 Result<Shape> Shape::from_dims(std::span<const std::int64_t> dims) {
   if (dims.size() > std::size_t{kMaxRank}) {
-    return make_error(ErrorCode::kInvalidArgument, "a shape of rank {}, the most is {}", dims.size(),
-                      kMaxRank);
+    return make_error(ErrorCode::kInvalidArgument, "a shape of rank {}, the most is {}",
+                      dims.size(), kMaxRank);
   }
   Shape shape;
   // Zeros are left out of the product, so that the verdict does not depend on where a zero stands.
