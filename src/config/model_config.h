@@ -1,7 +1,8 @@
-// ModelConfig: what a model is, read from config.json and validated. It names no file and no device.
+// ModelConfig: what a model is, read from config.json and validated. Names no file and no device.
 // A value; any thread.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -16,6 +17,13 @@ enum class AttentionKind : std::uint8_t { kFull, kSliding };
 // How the experts' weights are stored and served.
 enum class ExpertScheme : std::uint8_t { kBF16, kMxfp4 };
 
+// "gpt_oss", as in config.json's model_type.
+std::string_view architecture_name(Architecture architecture);
+// "sliding_attention", "full_attention", as in config.json's layer_types.
+std::string_view attention_kind_name(AttentionKind kind);
+// "bf16", "mxfp4".
+std::string_view expert_scheme_name(ExpertScheme scheme);
+
 // YaRN (semantics.md 4.4). factor 1 means no scaling.
 struct RopeConfig {
   double theta = 10000.0;
@@ -24,6 +32,8 @@ struct RopeConfig {
   double beta_slow = 1.0;
   std::int64_t original_max_positions = 0;
   bool truncate = true;
+
+  friend bool operator==(const RopeConfig&, const RopeConfig&) = default;
 };
 
 // Clamped SwiGLU of gpt-oss (semantics.md 3.7): out = g * sigmoid(alpha g) * (u + beta).
@@ -31,6 +41,8 @@ struct SwigluConfig {
   float alpha = 1.702f;
   float beta = 1.0f;
   float limit = 7.0f;
+
+  friend bool operator==(const SwigluConfig&, const SwigluConfig&) = default;
 };
 
 struct ModelConfig {
@@ -52,17 +64,21 @@ struct ModelConfig {
   SwigluConfig swiglu;
   ExpertScheme expert_scheme = ExpertScheme::kBF16;
   std::vector<AttentionKind> layer_kinds;  // one per layer
-  std::vector<std::int32_t> eos_token_ids;  // generation_config.json first, then config.json
+  // Of generation_config.json where it states them, else of config.json; below vocab_size.
+  std::vector<std::int32_t> eos_token_ids;
   std::int32_t bos_token_id = -1;  // -1: none
   std::int32_t pad_token_id = -1;
 
-  friend bool operator==(const ModelConfig&, const ModelConfig&);
+  friend bool operator==(const ModelConfig&, const ModelConfig&) = default;
 };
+
+// The most bytes of a config.json or generation_config.json.
+inline constexpr std::size_t kMaxConfigBytes = 1u << 20;
 
 // `config_json` is config.json's text; `generation_json` may be empty.
 // Errors name the field, its value and the accepted range: kUnsupported for an unknown model_type
 // (listing the known ones) or an option this engine lacks, kCorrupt for JSON that does not parse,
-// kInvalidArgument for a missing or absurd field. Named maxima are in model_config.cc.
+// kInvalidArgument for a missing or absurd field. Named maxima are in gpt_oss_config.cc.
 Result<ModelConfig> parse_model_config(std::string_view config_json,
                                        std::string_view generation_json = {});
 
