@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "device/device.h"
 #include "device/memory.h"
@@ -24,6 +25,10 @@ class Backing {
 
   bool empty() const { return memory_.address == nullptr; }
   Memory memory() const { return memory_; }
+  // kReadOnly ahead of an exchange with a read-only arena takes that work out of the pause;
+  // kReadWrite makes the previous content of such an arena fit for staging again.
+  // Errors: kFailedPrecondition when empty, kDevice.
+  Status protect(Protection protection);
 
  private:
   friend class Arena;
@@ -59,9 +64,9 @@ class Arena {
   // Fresh pages of this arena's size, readable and writable, filled with kPoisonByte.
   Result<Backing> create_backing();
   // Exchanges the pages under the arena with `backing`'s: the arena's addresses show the staged
-  // content, `backing` holds the previous one (so a second call undoes the first). The arena ends
-  // with the protection it had. Errors: kFailedPrecondition before seal, kMismatch for another
-  // size, kDevice; on an error nothing has changed.
+  // content, `backing` holds the previous one (so a second call undoes the first). Both end with the
+  // protection that the arena has. Errors: kFailedPrecondition before seal, kMismatch for another
+  // size, kDevice; on an error the arena is as before.
   Status exchange(Backing& backing);
 
  private:

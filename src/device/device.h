@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "device/manifest.h"
 #include "device/memory.h"
@@ -38,6 +39,13 @@ class Stream {
   // Ends the recording whatever `home` is; the new graph's manifest is not yet checked.
   virtual Result<std::unique_ptr<Graph>> end_capture(const AddressHome& home,
                                                      std::string label) = 0;
+
+  // For a stream that wraps another: these calls on the inner one.
+  static Status begin_capture_on(Stream& inner) { return inner.begin_capture(); }
+  static Result<std::unique_ptr<Graph>> end_capture_on(Stream& inner, const AddressHome& home,
+                                                       std::string label) {
+    return inner.end_capture(home, std::move(label));
+  }
 };
 
 // The replayable result of a capture: every address in it was resolved when it was recorded.
@@ -46,14 +54,18 @@ class Graph {
   virtual ~Graph() = default;
   virtual const std::string& label() const = 0;
   virtual const AddressManifest& manifest() const = 0;
+  // Looks for pointers in the arguments of the recorded kernels that the manifest does not declare.
+  // Errors: kMismatch naming node, position and address.
+  virtual Status check_parameters(const AddressHome& home) const = 0;
   // Replays verbatim on `stream`. Errors: kFailedPrecondition when the home's layout generation is
   // not the one that was captured over (O(1)); kDevice.
   virtual Status launch(Stream& stream) = 0;
 };
 
 // Records what `body` launches on `stream`. Errors: kFailedPrecondition when `home` is not sealed
-// or a capture is open; kMismatch naming node, operand and address for a pointer with no home;
-// whatever `body` returns. `home` must outlive the graph.
+// or a capture is open; kMismatch naming node, operand and address for a pointer with no home or an
+// undeclared one; whatever `body` returns. On an error nothing stays recorded and the stream is
+// usable. `home` must outlive the graph.
 Result<std::unique_ptr<Graph>> capture(Stream& stream, const AddressHome& home, std::string label,
                                        const std::function<Status()>& body);
 
@@ -74,9 +86,9 @@ class Device {
   // Page-aligned, rounded up to pages, filled with kPoisonByte. Errors: kResourceExhausted naming
   // the bytes asked for and available.
   virtual Result<Memory> allocate(std::size_t bytes) = 0;
-  // `memory` must be what allocate returned. Poisons it first; small blocks are pooled, so that a
-  // pointer into freed memory reads poison or a stranger's data, as on a GPU with a caching
-  // allocator (and faults under AddressSanitizer).
+  // `memory` must be what allocate returned (asserted). Small blocks are poisoned and pooled, so that
+  // a pointer into freed memory reads poison or a stranger's data, as on a GPU with a caching
+  // allocator (and faults under AddressSanitizer); large ones go back to the system.
   virtual void free(Memory memory) = 0;
   // Errors: kDevice, kInvalidArgument for a range that is not whole pages.
   virtual Status protect(Memory memory, Protection protection) = 0;

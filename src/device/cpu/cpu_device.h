@@ -2,12 +2,13 @@
 // each kernel with its resolved addresses and replays it verbatim.
 #pragma once
 
-#include <array>
 #include <cstddef>
+#include <initializer_list>
 #include <memory>
 #include <span>
 #include <type_traits>
 
+#include "base/assert.h"
 #include "device/cpu/worker_pool.h"
 #include "device/device.h"
 #include "tensor/tensor_view.h"
@@ -28,7 +29,9 @@ Operand updates(const char* role, const tensor::TensorView& view);
 inline constexpr std::size_t kMaxKernelArgBytes = 1024;
 inline constexpr std::size_t kMaxKernelOperands = 24;
 
-// `run` gets the address of a copy of the arguments.
+// `run` gets the address of the arguments or of a copy of them. In a capture every pointer in the
+// arguments must lie in a declared operand or in read-only memory of the program: a pointer to a heap
+// or stack object, or to a slot that no operand names, fails the capture.
 struct CpuKernel {
   const char* name = "";
   void (*run)(const void* args, WorkerPool& workers) = nullptr;
@@ -53,12 +56,27 @@ template <auto Function, typename Args>
 Status launch_cpu(Stream& stream, const char* name, const Args& args,
                   std::initializer_list<Operand> operands) {
   static_assert(std::is_trivially_copyable_v<Args> && sizeof(Args) <= kMaxKernelArgBytes);
-  return static_cast<CpuStream&>(stream).launch(CpuKernel{
+  HF_ASSERT(stream.kind() == DeviceKind::kCpu, "a CPU kernel was launched on another device");
+  CpuKernel kernel{
       .name = name,
-      .run = [](const void* raw, WorkerPool& pool) { Function(*static_cast<const Args*>(raw), pool); },
+      .run = [](const void* raw, WorkerPool& pool) {
+        Function(*static_cast<const Args*>(raw), pool);
+      },
       .args = &args,
       .arg_bytes = sizeof(Args),
-      .operands = std::span<const Operand>(operands.begin(), operands.size())});
+      .operands = std::span<const Operand>(operands.begin(), operands.size())};
+  auto& cpu_stream = static_cast<CpuStream&>(stream);
+  if (!stream.capturing()) return cpu_stream.launch(kernel);
+  // Padding holds whatever the stack held, stale pointers included: a capture looks at every word of
+  // the arguments, and must find the same ones each time.
+  Args recorded = args;
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_clear_padding)
+  __builtin_clear_padding(&recorded);
+#endif
+#endif
+  kernel.args = &recorded;
+  return cpu_stream.launch(kernel);
 }
 
 struct CpuDeviceOptions {

@@ -8,6 +8,9 @@
 
 namespace holdfast::device {
 
+// Cores that this process may run on; at least 1.
+int usable_core_count();
+
 class WorkerPool {
  public:
   // `workers` counts the calling thread; 0 means all cores this process may use.
@@ -23,9 +26,10 @@ class WorkerPool {
   // Allocates nothing. body must not throw and must not call parallel_for.
   template <typename Body>
   void parallel_for(std::int64_t count, std::int64_t grain, const Body& body) {
-    run(count, grain, &body, [](const void* context, std::int64_t begin, std::int64_t end, int worker) {
-      (*static_cast<const Body*>(context))(begin, end, worker);
-    });
+    run(count, grain, &body,
+        [](const void* context, std::int64_t begin, std::int64_t end, int worker) {
+          (*static_cast<const Body*>(context))(begin, end, worker);
+        });
   }
 
  private:

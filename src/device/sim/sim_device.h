@@ -61,8 +61,11 @@ class SimDevice final : public Device {
 
  private:
   class SimStream;
-  // The plan that fires on this call of `fault`, if any; counts the call.
+  class SimGraph;
+  // The plan that fires on this call of `fault`, if any; counts the call. A lost device fires always.
   std::optional<FaultPlan> strike(Fault fault);
+  // As strike, as the error that the caller sees.
+  Status check(Fault fault, ErrorCode code);
 
   std::unique_ptr<Device> inner_;
   mutable std::mutex mutex_;
