@@ -1,5 +1,6 @@
-// The maxima of the tokenizer: what a tokenizer.json and a text may be at most. Constants; any thread.
-// Everything from outside is checked against them at the border, with an error that names the limit.
+// The maxima of the tokenizer: what a tokenizer.json and a text may be at most. Constants; any
+// thread. Everything from outside is checked against them at the border, with an error that names
+// the limit.
 #pragma once
 
 #include <cstddef>

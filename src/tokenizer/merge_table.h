@@ -1,8 +1,10 @@
 // MergeTable: the merges of a byte-level BPE, and the merging of one word. Owned by a tokenizer's
-// data; filled once while loading (one thread), then read by any thread, each with its MergeScratch.
+// data; filled once while loading (one thread), then read by any thread, each with its
+// MergeScratch.
 //
-// The rule (Sennrich et al. 2016; Hugging Face's BPE model): begin with one token per byte; as long as
-// some adjacent pair is in the table, replace the pair of lowest rank, the leftmost among equals.
+// The rule (Sennrich et al. 2016; Hugging Face's BPE model): begin with one token per byte; as long
+// as some adjacent pair is in the table, replace the pair of lowest rank, the leftmost among
+// equals.
 #pragma once
 
 #include <array>

@@ -88,8 +88,8 @@ Error Pattern::error_of(int code) const {
                      code == PCRE2_ERROR_DEPTHLIMIT || code == PCRE2_ERROR_HEAPLIMIT;
   if (limit) {
     return make_error(ErrorCode::kResourceExhausted,
-                      "splitting the text by the pattern \"{}\" backtracks too much ({}); the limit "
-                      "is {} steps a piece",
+                      "splitting the text by the pattern \"{}\" backtracks too much ({}); the "
+                      "limit is {} steps a piece",
                       source_, pcre2_message(code), kMaxRegexSteps);
   }
   return make_error(ErrorCode::kResourceExhausted, "splitting the text by the pattern \"{}\": {}",

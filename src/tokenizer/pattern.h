@@ -1,10 +1,10 @@
-// Pattern: one regular expression of a pre-tokeniser, compiled with PCRE2 (JIT where the machine has
-// it). Immutable, owned by a tokenizer's data; any thread, each with its MatchState.
+// Pattern: one regular expression of a pre-tokeniser, compiled with PCRE2 (JIT where the machine
+// has it). Immutable, owned by a tokenizer's data; any thread, each with its MatchState.
 //
-// tokenizer.json patterns are written for Oniguruma. The two dialects agree on what is accepted here:
-// literals, classes, \p{..}, \s, \d, groups, look-around, alternation and quantifiers; \s and \d are
-// spelt out so that they mean the Unicode properties White_Space and Nd. What the dialects read
-// differently (anchors, \w, \b, \h, nested classes, {n,m}+, back-references) is refused.
+// tokenizer.json patterns are written for Oniguruma. The two dialects agree on what is accepted
+// here: literals, classes, \p{..}, \s, \d, groups, look-around, alternation and quantifiers; \s and
+// \d are spelt out so that they mean the Unicode properties White_Space and Nd. What the dialects
+// read differently (anchors, \w, \b, \h, nested classes, {n,m}+, back-references) is refused.
 #pragma once
 
 #include <cstddef>

@@ -117,7 +117,8 @@ class Translator {
         continue;
       }
       const char name = at_ + 1 < source_.size() ? source_[at_ + 1] : '\0';
-      if (after_hyphen && is_letter(name) && std::string_view("sdDpP").find(name) != std::string_view::npos) {
+      constexpr std::string_view kSets = "sdDpP";
+      if (after_hyphen && kSets.find(name) != kSets.npos) {
         return refuse("a range that ends in a set");
       }
       HF_TRY(escape(true));

@@ -14,9 +14,9 @@ class StreamDecoder {
  public:
   explicit StreamDecoder(Tokenizer tokenizer, DecodeOptions options = {});
 
-  // The text that `id` completes; empty while a code point is still in pieces. All texts together with
-  // finish() are what Tokenizer::decode makes of all ids. Errors: kInvalidArgument for an id without a
-  // token, which leaves the stream as it was.
+  // The text that `id` completes; empty while a code point is still in pieces. All texts together
+  // with finish() are what Tokenizer::decode makes of all ids. Errors: kInvalidArgument for an id
+  // without a token, which leaves the stream as it was.
   Result<std::string> push(std::int32_t id);
 
   // The rest: U+FFFD if a code point is left in pieces, else nothing. The decoder is then as new.

@@ -127,8 +127,9 @@ Status check_text(std::string_view text) {
                       kMaxTextBytes);
   }
   if (const std::size_t bad = find_invalid_utf8(text); bad != std::string_view::npos) {
-    return make_error(ErrorCode::kInvalidArgument, "the text is not UTF-8: byte {} of {} is 0x{:02x}",
-                      bad, text.size(), static_cast<unsigned char>(text[bad]));
+    return make_error(ErrorCode::kInvalidArgument,
+                      "the text is not UTF-8: byte {} of {} is 0x{:02x}", bad, text.size(),
+                      static_cast<unsigned char>(text[bad]));
   }
   return {};
 }
@@ -153,7 +154,8 @@ Result<Tokenizer> Tokenizer::load(const std::string& path) {
   std::string json(bytes, '\0');
   std::ifstream file(path, std::ios::binary);
   if (!file.read(json.data(), static_cast<std::streamsize>(bytes))) {
-    return make_error(ErrorCode::kIo, "{}: {} of {} bytes could be read", path, file.gcount(), bytes);
+    return make_error(ErrorCode::kIo, "{}: {} of {} bytes could be read", path, file.gcount(),
+                      bytes);
   }
   auto tokenizer = parse(json);
   if (!tokenizer.ok()) return tokenizer.error().with_context(path);

@@ -1,7 +1,6 @@
 // Tokenizer: byte-level BPE as a Hugging Face tokenizer.json defines it. A value (copies share the
-// data); immutable once loaded; any thread.
-// EncodeScratch: working memory of encode that is worth keeping. Owned by the caller; one thread at a
-// time, any tokenizers.
+// data); immutable once loaded; any thread. EncodeScratch: working memory of encode that is worth
+// keeping. Owned by the caller; one thread at a time, any tokenizers.
 #pragma once
 
 #include <cstddef>
@@ -47,12 +46,12 @@ class Tokenizer {
   // Reads `path` (a tokenizer.json). Errors: kNotFound, kIo, and those of parse, naming the file.
   static Result<Tokenizer> load(const std::string& path);
 
-  // `json`: the text of a tokenizer.json. Errors: kCorrupt, kMismatch, kUnsupported (a component that
-  // is not known here; the message lists those that are), kResourceExhausted (limits.h).
+  // `json`: the text of a tokenizer.json. Errors: kCorrupt, kMismatch, kUnsupported (a component
+  // that is not known here; the message lists those that are), kResourceExhausted (limits.h).
   static Result<Tokenizer> parse(std::string_view json);
 
-  // The ids of `text`, without what a post-processor's template would add (no bos, no eos).
-  // Errors: kInvalidArgument for text that is not UTF-8 (names the byte), kResourceExhausted for text
+  // The ids of `text`, without what a post-processor's template would add (no bos, no eos). Errors:
+  // kInvalidArgument for text that is not UTF-8 (names the byte), kResourceExhausted for text
   // longer than kMaxTextBytes or for a pattern that backtracks beyond kMaxRegexSteps.
   Result<std::vector<std::int32_t>> encode(std::string_view text, EncodeOptions options = {}) const;
   // The same result; faster when the scratch is used again, since it remembers words.
@@ -63,8 +62,8 @@ class Tokenizer {
   // without a token.
   Result<std::string> decode(std::span<const std::int32_t> ids, DecodeOptions options = {}) const;
 
-  // The bytes of one token, which need not be UTF-8; for an added token its content. Valid while any
-  // copy of this tokenizer lives. Errors: kInvalidArgument for an id without a token.
+  // The bytes of one token, which need not be UTF-8; for an added token its content. Valid while
+  // any copy of this tokenizer lives. Errors: kInvalidArgument for an id without a token.
   Result<std::string_view> token_bytes(std::int32_t id) const;
 
   // The id of the added token with this content, else of the vocabulary's token with these bytes.

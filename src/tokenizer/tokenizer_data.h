@@ -1,5 +1,5 @@
-// TokenizerData: what a tokenizer.json says, ready for use. Owned by Tokenizer (shared, immutable once
-// loaded); any thread.
+// TokenizerData: what a tokenizer.json says, ready for use. Owned by Tokenizer (shared, immutable
+// once loaded); any thread.
 #pragma once
 
 #include <cstddef>
@@ -20,16 +20,16 @@ struct TokenizerData {
   AddedTokens added;
   std::vector<Pattern> splits;  // each isolates its matches within the pieces of the one before
   bool ignore_merges = false;  // a word that is a token stays whole
-  // A space goes before each piece that has passed the first `prefix_stage` splits and does not begin
-  // with one.
+  // A space goes before each piece that has passed the first `prefix_stage` splits and does not
+  // begin with one.
   bool add_prefix_space = false;
   std::size_t prefix_stage = 0;
 };
 
-// Reads tokenizer.json text (the format of https://github.com/huggingface/tokenizers; accepted: a BPE
-// model, pre-tokenizers Split and ByteLevel, decoder ByteLevel). Errors: kCorrupt for text that breaks
-// the format or contradicts itself, kUnsupported for a component that is not known here (named, with
-// those that are), kResourceExhausted for more than limits.h allows.
+// Reads tokenizer.json text (the format of https://github.com/huggingface/tokenizers; accepted: a
+// BPE model, pre-tokenizers Split and ByteLevel, decoder ByteLevel). Errors: kCorrupt for text that
+// breaks the format or contradicts itself, kUnsupported for a component that is not known here
+// (named, with those that are), kResourceExhausted for more than limits.h allows.
 Result<TokenizerData> parse_tokenizer_json(std::string_view json);
 
 }  // namespace holdfast::tokenizer

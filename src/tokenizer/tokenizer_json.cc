@@ -196,8 +196,9 @@ class Reader {
     for (const auto [text, value] : object) {
       std::int64_t id = -1;
       if (value.get(id) != simdjson::SUCCESS) {
-        return make_error(ErrorCode::kCorrupt, "vocab: the id of token \"{}\" is {}, not an integer",
-                          text, kind_of(value));
+        return make_error(ErrorCode::kCorrupt,
+                          "vocab: the id of token \"{}\" is {}, not an integer that fits", text,
+                          kind_of(value));
       }
       bytes.clear();
       Status added;
@@ -453,7 +454,8 @@ Result<TokenizerData> parse_tokenizer_json(std::string_view json) {
   // parse copies the text to give it the padding that simdjson reads beyond the end.
   if (error == simdjson::SUCCESS) error = parser.parse(json.data(), json.size()).get(document);
   if (error == simdjson::DEPTH_ERROR) {
-    return make_error(ErrorCode::kCorrupt, "tokenizer.json is nested deeper than {}", kMaxJsonDepth);
+    return make_error(ErrorCode::kCorrupt, "tokenizer.json is nested deeper than {}",
+                      kMaxJsonDepth);
   }
   if (error != simdjson::SUCCESS) {
     return make_error(ErrorCode::kCorrupt, "tokenizer.json ({} bytes) is not JSON: {}", json.size(),

@@ -31,7 +31,8 @@ std::size_t find_invalid_utf8(std::string_view bytes);
 void append_utf8(char32_t code_point, std::string& out);
 
 // Appends `bytes` to `out` with every ill-formed part replaced by U+FFFD and returns how many bytes
-// were consumed: all of them if `at_end`, else all but a trailing incomplete code point (0 to 3 bytes).
+// were consumed: all of them if `at_end`, else all but a trailing incomplete code point (0 to 3
+// bytes).
 std::size_t append_lossy_utf8(std::string_view bytes, bool at_end, std::string& out);
 
 // The Unicode property White_Space.

@@ -1,5 +1,5 @@
-// WordCache: the tokens of words seen lately. Part of an EncodeScratch; one thread. A lookup changes
-// only the speed of encode, never its result.
+// WordCache: the tokens of words seen lately. Part of an EncodeScratch; one thread. A lookup
+// changes only the speed of encode, never its result.
 #pragma once
 
 #include <array>
