@@ -22,6 +22,13 @@ enum class CommitStrategy : std::uint8_t {
 std::string_view commit_strategy_name(CommitStrategy strategy);  // "remap", "copy"
 std::optional<CommitStrategy> commit_strategy_from_name(std::string_view name);
 
+inline constexpr std::size_t kMaxSourceTensors = 1u << 20;
+// Alignment of each transient input in the host buffer.
+inline constexpr std::size_t kTransientAlignment = 64;
+// What commit by copy swaps at a time: small enough for a core's second-level cache, so that the
+// buffer between the two sides costs no memory bandwidth.
+inline constexpr std::size_t kSwapBlockBytes = std::size_t{256} << 10;
+
 // One source tensor that lands unchanged in (part of) a weight slot.
 struct CopyStep {
   std::size_t source_index = 0;
@@ -56,8 +63,18 @@ struct ReloadPlan {
 // source tensor is wanted. `live` is the config that the registry was built for.
 // Errors: kFailedPrecondition (registry not sealed), kMismatch / kNotFound naming tensor and both
 // values; unknown names come with the nearest known ones.
+// Also kResourceExhausted for a source of more than kMaxSourceTensors tensors, and what
+// config::check_replaceable says about the source's config.
 Result<ReloadPlan> make_plan(const storage::Registry& registry, const config::ModelConfig& live,
                              const Source& source, CommitStrategy strategy);
+// Several readable lines, without a newline at the end of the last.
 std::string to_text(const ReloadPlan& plan, const storage::Registry& registry);
+
+// Bytes of one slice of a transient input of `derivation`.
+std::uint64_t transient_slice_bytes(const storage::Derivation& derivation,
+                                    const storage::ParameterSpec& parameter);
+std::uint64_t round_to_transient_alignment(std::uint64_t bytes);
+// The host buffer that feeds one slice of a step's derivation.
+std::uint64_t transient_buffer_bytes(const storage::Registry& registry, const DeriveStep& step);
 
 }  // namespace holdfast::reload

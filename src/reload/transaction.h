@@ -24,13 +24,6 @@ enum class TransactionState : std::uint8_t {
 };
 std::string_view transaction_state_name(TransactionState state);  // "planned", ...
 
-// The record that one source tensor arrived for one parameter, once, whole.
-struct Receipt {
-  storage::ParameterId parameter;
-  std::uint64_t bytes = 0;
-  std::uint32_t arrivals = 0;
-};
-
 // What an engine with a field defect does, for the drill: the fault acts below the transaction's own
 // bookkeeping (receipts are forged), so that only an outside check can see it.
 struct InjectedFault {
@@ -77,12 +70,16 @@ class Transaction {
 
   TransactionState state() const { return state_.load(std::memory_order_acquire); }
 
-  // Allocates poisoned backing for every versioned arena and fills it: copies, then derivations in
-  // order, then constants. Any error rolls back: nothing live was touched. `stream` runs the
-  // derivations. Errors: kResourceExhausted, kIo, kCorrupt, kCancelled, whatever a derivation says.
+  // Allocates poisoned backing for every versioned arena and fills it: copies, then constants, then
+  // derivations in order. Any error rolls back: nothing live was touched. `stream` runs the
+  // derivations. Values are checked as they arrive, because transient inputs are gone afterwards: an
+  // e8m0 scale of 0xFF or a non-finite float is kCorrupt naming tensor and element. Errors:
+  // kResourceExhausted, kIo, kCorrupt, kMismatch (a source that the plan was not made from),
+  // kCancelled, whatever a derivation says.
   Status stage(Source& source, device::Stream& stream);
-  // Receipts complete, every derived slot recomputed from this generation, scales sane (an e8m0 of
-  // 0xFF or a non-finite float in a weight is kCorrupt naming the tensor), digests taken.
+  // Every tensor arrived once and whole, every byte of every versioned slot was written for this
+  // generation (derived slots in dependency order), digests taken. An error rolls back. Errors:
+  // kCorrupt naming tensor or slot and its first hole, kCancelled, kFailedPrecondition.
   Status prepare();
   // The quiet moment: exchanges or copies, publishes epoch + 1. Allocates nothing, reads no file.
   // On an error the registry is as before (kRolledBack), or kPoisoned when it cannot be.
@@ -101,6 +98,11 @@ class Transaction {
  private:
   struct Impl;
   Transaction(storage::Registry& registry, ReloadPlan plan, const TransactionOptions& options);
+  // Ends as rolled back or poisoned; gives the error that the caller returns.
+  Error end_failed_commit(const Error& error, bool restored);
+  // The drill's fault, after the exchange.
+  Status inject_rebind();
+
   storage::Registry& registry_;
   ReloadPlan plan_;
   TransactionOptions options_;

@@ -1,0 +1,34 @@
+// Sanity: whether weights hold only values that arithmetic can use. Integer tests on whole words, so
+// that a check costs about what reading the bytes costs. Pure; any thread.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <string_view>
+
+#include "tensor/dtype.h"
+
+namespace holdfast::reload {
+
+// What a tensor's elements must not be.
+enum class Insanity : std::uint8_t {
+  kNone,        // every bit pattern is a value (integers, packed 4-bit blocks)
+  kF32NotFinite,
+  kF16NotFinite,
+  kBF16NotFinite,
+  kF8E4M3Nan,   // e4m3fn has no infinity
+  kF8E5M2NotFinite,
+  kE8M0Nan,     // 0xFF
+};
+
+// By dtype; a u8 tensor whose name ends in "_scales" holds e8m0 exponents (MXFP4's block scales).
+Insanity insanity_of(std::string_view name, tensor::DType dtype);
+// "NaN or infinity", "the e8m0 NaN 0xFF", ...
+std::string_view insanity_text(Insanity insanity);
+
+// The index of the first element of `bytes` that is insane. `bytes` starts at an element; a last
+// incomplete element is ignored.
+std::optional<std::size_t> find_insane(std::span<const std::byte> bytes, Insanity insanity);
+
+}  // namespace holdfast::reload

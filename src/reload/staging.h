@@ -1,0 +1,74 @@
+// Staging: the next content of every versioned arena, in backing of its own, with an account of which
+// bytes of which slot were written in this generation. It starts as poison, so that a byte that nobody
+// wrote is a known value and never a stranger's data. Owned by a Transaction; one staging thread, then
+// the engine thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "device/arena.h"
+#include "holdfast/result.h"
+#include "reload/intervals.h"
+#include "storage/registry.h"
+#include "tensor/tensor_view.h"
+
+namespace holdfast::reload {
+
+// An arena and what will lie under its addresses.
+struct StagedArena {
+  device::Arena* arena = nullptr;
+  device::Backing backing;
+  device::Protection protection_before = device::Protection::kReadOnly;  // set by a commit
+};
+
+class Staging {
+ public:
+  // Allocates backing for every versioned arena and zeroes what lies between the slots, so that
+  // padding is equal after every load. `generation` > 0 is the epoch that these bytes would become.
+  // Errors: kResourceExhausted, kDevice.
+  static Result<std::unique_ptr<Staging>> create(const storage::Registry& registry,
+                                                 std::uint64_t generation);
+
+  // Where a versioned slot's next bytes lie. Asserts that the slot is versioned.
+  tensor::TensorView view(storage::SlotId id) const;
+  std::span<std::byte> bytes(storage::SlotId id) const { return view(id).span(); }
+
+  // Records that bytes [offset, offset + bytes) of a slot were written. The slot is stamped with the
+  // generation once all of it is. Errors: kCorrupt naming the slot when they leave it or some were
+  // written before.
+  Status record(storage::SlotId id, std::uint64_t offset, std::uint64_t bytes);
+  // Whether all of the slot was written in this generation.
+  bool fresh(storage::SlotId id) const;
+  // Errors: kCorrupt naming the first versioned slot with a byte that was not written in this
+  // generation, and where.
+  Status check_complete() const;
+
+  std::uint64_t generation() const { return generation_; }
+  std::span<StagedArena> arenas() { return arenas_; }
+  // Versioned slots, in the registry's order.
+  std::span<const storage::SlotId> slots() const { return slots_; }
+
+ private:
+  explicit Staging(const storage::Registry& registry, std::uint64_t generation)
+      : registry_(registry), generation_(generation) {}
+  void place_slots();
+  void zero_padding();
+
+  struct Progress {
+    std::byte* address = nullptr;
+    Intervals written;
+    std::uint64_t generation = 0;
+  };
+  const storage::Registry& registry_;
+  std::uint64_t generation_ = 0;
+  std::vector<StagedArena> arenas_;
+  std::vector<storage::SlotId> slots_;
+  std::vector<Progress> progress_;  // by slot id
+};
+
+}  // namespace holdfast::reload
