@@ -36,10 +36,12 @@ struct Account {
   std::vector<ExpectedTensor> missing;
   struct Unknown {
     std::string name;
-    std::vector<std::string> nearest;  // up to 3 known names, nearest first
+    std::string file;                  // within the directory
+    std::vector<std::string> nearest;  // up to 3 known names, nearest first; of the first few only
   };
   std::vector<Unknown> unknown;
-  std::vector<std::string> mismatched;  // "model.norm.weight: shape [255], expected [256]"
+  // "model.norm.weight in model.safetensors: shape [255], expected [256]"
+  std::vector<std::string> mismatched;
   bool complete() const { return missing.empty() && unknown.empty() && mismatched.empty(); }
 };
 
@@ -57,7 +59,9 @@ class Checkpoint {
  public:
   // Reads config.json, generation_config.json (optional), model.safetensors or the sharded index,
   // validates every shard, and accounts for every tensor. Any defect is an error that names the
-  // file or tensor and both values; nothing is half open.
+  // file or tensor and both values; nothing is half open. Errors: those of parse_model_config and
+  // SafetensorsFile::open; kCorrupt when index and shards contradict each other; kMismatch when
+  // tensors are missing, unknown, or of another dtype or shape than the config asks for.
   static Result<std::unique_ptr<Checkpoint>> open(const std::string& directory);
   // As open, but tensors that are missing, unknown or mismatched are left to account().
   static Result<std::unique_ptr<Checkpoint>> open_for_inspection(const std::string& directory);
@@ -83,8 +87,8 @@ class Checkpoint {
   Account account_;
 };
 
-// Up to `count` of `known` by edit distance to `name`, nearest first. Bounded work: names are cut at
-// kMaxTensorNameBytes.
+// Up to `count` of `known` by edit distance to `name`, nearest first, equals by name. Bounded work:
+// names are cut at kMaxTensorNameBytes.
 std::vector<std::string> nearest_names(std::string_view name,
                                        const std::vector<std::string>& known, std::size_t count);
 

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/file_io.h"
 #include "holdfast/result.h"
 #include "tensor/dtype.h"
 #include "tensor/shape.h"
@@ -38,16 +39,17 @@ struct SafetensorsHeader {
 // Parses and validates the leading bytes of a file of `file_bytes` bytes. `head` must hold the
 // whole header (8 + length bytes) or the whole file. The fuzz target's entry.
 // Errors (kCorrupt; `name` is put first in every message): header longer than the file or than
-// kMaxHeaderBytes, invalid or too deep JSON, duplicate tensor, unknown dtype, byte range that is
-// reversed, out of the file, overlapping, leaving a hole, unaligned to the dtype, or unequal to the
-// product of shape and dtype width.
+// kMaxHeaderBytes, invalid or too deep JSON, duplicate tensor, byte range that is reversed, out of
+// the file, overlapping, leaving a hole, at a file offset unaligned to the dtype, or unequal to the
+// product of shape and dtype width. kUnsupported: a dtype that holdfast has no DType for.
 Result<SafetensorsHeader> parse_safetensors_header(std::span<const std::byte> head,
                                                    std::uint64_t file_bytes,
                                                    const std::string& name);
 
 class SafetensorsFile {
  public:
-  // Maps `path` read-only. Errors: kNotFound, kIo, kCorrupt.
+  // Maps `path` read-only. Symbolic links are followed. Errors: kNotFound, kIo, kInvalidArgument
+  // (not a regular file), and those of parse_safetensors_header.
   static Result<std::unique_ptr<SafetensorsFile>> open(const std::string& path);
   ~SafetensorsFile();
   SafetensorsFile(const SafetensorsFile&) = delete;
@@ -62,16 +64,16 @@ class SafetensorsFile {
   // replaced behind the mapping gives kIo and never a fault. Errors: kIo, kInvalidArgument.
   Status read(const TensorEntry& entry, std::uint64_t offset, std::span<std::byte> to) const;
   // Tells whether the file at path() is still the one that was opened (inode, size, mtime).
+  // Errors: kIo.
   Status check_unchanged() const;
 
  private:
   SafetensorsFile() = default;
   std::string path_;
-  int fd_ = -1;
+  OpenedFile opened_;
   std::span<const std::byte> mapping_;
   SafetensorsHeader header_;
   std::map<std::string, std::size_t, std::less<>> index_by_name_;
-  std::int64_t inode_ = 0, size_ = 0, mtime_ns_ = 0;
 };
 
 // One tensor to be written.

@@ -38,6 +38,8 @@ class JsonFields {
   static Result<JsonFields> from_object(simdjson::dom::object object, std::string name);
 
   const std::string& name() const { return name_; }
+  // For walking over all fields.
+  simdjson::dom::object object() const { return object_; }
   // Absent and null are the same: nullopt.
   std::optional<simdjson::dom::element> find(std::string_view key) const;
   bool has(std::string_view key) const { return find(key).has_value(); }

@@ -25,7 +25,7 @@ inline constexpr int kDTypeCount = 10;
 int dtype_bits(DType dtype);
 // holdfast's name: "f32", "bf16", "f8_e4m3", ...
 std::string_view dtype_name(DType dtype);
-// safetensors' name: "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F4", "U8", "I32", "I64"
+// safetensors': "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F4", "U8", "I32", "I64"
 std::string_view safetensors_dtype_name(DType dtype);
 std::optional<DType> dtype_from_safetensors(std::string_view name);
 
