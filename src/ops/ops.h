@@ -18,6 +18,13 @@ namespace holdfast::ops {
 
 using tensor::TensorView;
 
+// What the attention kernels' fixed scratch holds.
+inline constexpr std::int64_t kMaxHeadDim = 256;
+
+// Indices come from memory when a kernel runs, so they cannot be checked before: one that is out of
+// range reads and writes nothing. embedding and gather_rows give a zero row, rope leaves the row,
+// kv_write skips it, paged_attention gives zeros (row_sequence) or does not see the page.
+
 // out[r] = table[ids[r]]. ids i32 [n], each in [0, V); table bf16|f32 [V, H]; out f32 [n, H].
 struct EmbeddingArgs {
   TensorView ids, table, out;
@@ -61,7 +68,7 @@ struct KvWriteArgs {
 // more unscaled logit per query head in the softmax's denominator, without a value.
 // qkv as above (q part); positions i32 [n]; row_sequence i32 [n]: row of block_tables;
 // block_tables i32 [S, B] page indices; sinks bf16|f32 [Hq]; out f32 [n, Hq d].
-// A row with positions[r] < 0 gets zeros.
+// A row with positions[r] < 0 gets zeros. d <= kMaxHeadDim.
 struct PagedAttentionArgs {
   TensorView qkv, positions, row_sequence, block_tables, key_pages, value_pages, sinks, out;
   TensorView active_rows;

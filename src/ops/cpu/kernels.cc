@@ -1,0 +1,86 @@
+// Kernels for the CPU: names every operand for the manifest and launches the set's function.
+#include "device/cpu/cpu_device.h"
+#include "ops/cpu/kernel_sets.h"
+#include "ops/ops.h"
+
+namespace holdfast::ops {
+namespace {
+
+using device::launch_cpu;
+using device::reads;
+using device::Stream;
+using device::updates;
+using device::writes;
+
+template <typename Set>
+class CpuKernels final : public Kernels {
+ public:
+  Status embedding(Stream& stream, const EmbeddingArgs& a) override {
+    return launch_cpu<&Set::embedding>(stream, "embedding", a,
+                                       {reads("ids", a.ids), reads("table", a.table),
+                                        reads("active_rows", a.active_rows), writes("out", a.out)});
+  }
+
+  Status rms_norm(Stream& stream, const RmsNormArgs& a) override {
+    return launch_cpu<&Set::rms_norm>(stream, "rms_norm", a,
+                                      {reads("x", a.x), reads("weight", a.weight),
+                                       reads("active_rows", a.active_rows), writes("out", a.out)});
+  }
+
+  Status linear(Stream& stream, const LinearArgs& a) override {
+    return launch_cpu<&Set::linear>(
+        stream, "linear", a,
+        {reads("x", a.x), reads("weight", a.weight), reads("bias", a.bias),
+         reads("residual", a.residual), reads("active_rows", a.active_rows), writes("out", a.out)});
+  }
+
+  Status rope(Stream& stream, const RopeArgs& a) override {
+    return launch_cpu<&Set::rope>(
+        stream, "rope", a,
+        {updates("x", a.x), reads("positions", a.positions), reads("cos_table", a.cos_table),
+         reads("sin_table", a.sin_table), reads("active_rows", a.active_rows)});
+  }
+
+  Status kv_write(Stream& stream, const KvWriteArgs& a) override {
+    return launch_cpu<&Set::kv_write>(
+        stream, "kv_write", a,
+        {reads("qkv", a.qkv), reads("slot_mapping", a.slot_mapping),
+         updates("key_pages", a.key_pages), updates("value_pages", a.value_pages),
+         reads("active_rows", a.active_rows)});
+  }
+
+  Status paged_attention(Stream& stream, const PagedAttentionArgs& a) override {
+    return launch_cpu<&Set::paged_attention>(
+        stream, "paged_attention", a,
+        {reads("qkv", a.qkv), reads("positions", a.positions),
+         reads("row_sequence", a.row_sequence), reads("block_tables", a.block_tables),
+         reads("key_pages", a.key_pages), reads("value_pages", a.value_pages),
+         reads("sinks", a.sinks), reads("active_rows", a.active_rows), writes("out", a.out)});
+  }
+
+  Status router_top_k(Stream& stream, const RouterTopKArgs& a) override {
+    return launch_cpu<&Set::router_top_k>(
+        stream, "router_top_k", a,
+        {reads("logits", a.logits), reads("active_rows", a.active_rows), writes("ids", a.ids),
+         writes("weights", a.weights)});
+  }
+
+  Status gather_rows(Stream& stream, const GatherRowsArgs& a) override {
+    return launch_cpu<&Set::gather_rows>(
+        stream, "gather_rows", a,
+        {reads("x", a.x), reads("rows", a.rows), reads("active_rows", a.active_rows),
+         writes("out", a.out)});
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Kernels> make_cpu_reference_kernels() {
+  return std::make_unique<CpuKernels<cpu::Reference>>();
+}
+
+std::unique_ptr<Kernels> make_cpu_fast_kernels() {
+  return std::make_unique<CpuKernels<cpu::Fast>>();
+}
+
+}  // namespace holdfast::ops
