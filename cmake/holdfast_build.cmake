@@ -1,5 +1,5 @@
-# What every folder of holdfast is built with: flags, libraries, and the functions that make a folder
-# into a library with its tests, benchmarks and fuzz targets.
+# What every folder of holdfast is built with: flags, libraries, and the functions that make a
+# folder into a library with its tests, benchmarks and fuzz targets.
 #   x.cc  source     x_test.cc  unit test     x_bench.cc  benchmark     x_fuzz.cc  fuzz target
 
 set(CMAKE_CXX_STANDARD 20)
@@ -59,7 +59,7 @@ if(HOLDFAST_BENCH)
   add_custom_target(benchmarks)  # all benchmark programs
 endif()
 
-# Sources of one folder, by kind, into the caller's variables `sources`, `tests`, `benches`, `fuzzes`.
+# Sources of one folder, by kind, into the caller's `sources`, `tests`, `benches` and `fuzzes`.
 macro(hf_collect folder)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${folder}/*.cc)
   if(NOT HOLDFAST_CUDA)

@@ -71,15 +71,15 @@ Have them installed, then start again:
   local -a apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q
                 -o DPkg::Lock::Timeout=300)
   # shellcheck disable=SC2086  # the names are to be split
-  if ! { "${apt[@]}" update &&
-         "${apt[@]}" install -y --no-install-recommends $missing; } >build/packages.log 2>&1 </dev/null
+  if ! { "${apt[@]}" update && "${apt[@]}" install -y --no-install-recommends $missing; } \
+         >build/packages.log 2>&1 </dev/null
   then
     tail -n 20 build/packages.log >&2
     fail "apt-get failed (all of its output: build/packages.log). It was to install: $missing"
   fi
 }
 
-# build_preset PRESET [TARGET...] [-- CMAKE_OPTION...]: configures build/PRESET and builds the targets.
+# build_preset PRESET [TARGET...] [-- CMAKE_OPTION...]: configures build/PRESET, builds the targets.
 build_preset() {
   local preset=$1
   shift
