@@ -1,0 +1,223 @@
+#include <csignal>
+#include <ctime>
+#include <iostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cli/command_line.h"
+#include "cli/jsonl.h"
+#include "cli/output.h"
+#include "cli/session.h"
+#include "holdfast/engine.h"
+#include "holdfast/tokenizer.h"
+
+namespace holdfast::cli {
+namespace {
+
+// Ctrl-C: ends the reply that is being written; between replies it ends the chat.
+volatile std::sig_atomic_t g_interrupted = 0;
+void on_interrupt(int) { g_interrupted = 1; }
+
+void catch_interrupts() {
+  struct sigaction action {};
+  action.sa_handler = on_interrupt;
+  sigemptyset(&action.sa_mask);
+  action.sa_flags = 0;  // no restart: a read of the next line ends too
+  sigaction(SIGINT, &action, nullptr);
+}
+
+std::string today() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  if (gmtime_r(&now, &parts) == nullptr) return "1970-01-01";
+  char text[16];
+  return std::string(text, std::strftime(text, sizeof(text), "%Y-%m-%d", &parts));
+}
+
+// Shows the pieces of one reply. On a terminal the analysis is dim; elsewhere each message begins
+// with its channel in brackets; with --json the reply is one object.
+class ReplyWriter {
+ public:
+  ReplyWriter(Output& output, const CommandLine& flags) : output_(output), flags_(flags) {}
+
+  Status add(std::vector<ChatSession::Piece> pieces) {
+    for (ChatSession::Piece& piece : pieces) {
+      if (piece.text.empty()) continue;
+      if (messages_.empty() || messages_.back().channel != piece.channel) {
+        if (!messages_.empty()) HF_TRY(end_message());
+        messages_.push_back({piece.channel, ""});
+        HF_TRY(begin_message());
+      }
+      messages_.back().text += piece.text;
+      if (shown()) HF_TRY(output_.write(piece.text));
+    }
+    return flags_.json ? Status{} : output_.flush();
+  }
+
+  struct Ending {
+    FinishReason reason = FinishReason::kAbort;
+    std::uint64_t epoch = 0, token_count = 0;
+  };
+  Status end(const Ending& ending) {
+    if (!flags_.json) {
+      if (!messages_.empty()) HF_TRY(end_message());
+      messages_.clear();
+      return output_.flush();
+    }
+    std::string list = "[";
+    for (const ChatSession::Piece& message : messages_) {
+      if (list.size() > 1) list += ',';
+      list += JsonObject().add("channel", message.channel).add("text", message.text).take();
+    }
+    JsonObject object;
+    object.add_raw("messages", list + "]");
+    object.add("finish_reason", finish_reason_name(ending.reason));
+    object.add("tokens", ending.token_count).add("epoch", ending.epoch);
+    messages_.clear();
+    HF_TRY(output_.write(object.take() + "\n"));
+    return output_.flush();
+  }
+
+ private:
+  bool is_analysis() const { return messages_.back().channel == "analysis"; }
+  bool shown() const { return !flags_.json && !(flags_.chat.hide_analysis && is_analysis()); }
+  Status begin_message() {
+    if (!shown()) return {};
+    if (!stdout_is_terminal()) return output_.write(label() + " ");
+    return output_.write(is_analysis() ? "\x1b[2m" + label() + " " : label() + " ");
+  }
+  Status end_message() {
+    if (!shown()) return {};
+    return output_.write(stdout_is_terminal() ? "\x1b[0m\n" : "\n");
+  }
+  std::string label() const {
+    const std::string& channel = messages_.back().channel;
+    return fmt::format("[{}]", channel.empty() ? "reply" : channel);
+  }
+
+  Output& output_;
+  const CommandLine& flags_;
+  std::vector<ChatSession::Piece> messages_;
+};
+
+class Chat {
+ public:
+  Chat(const CommandLine& flags, Engine& engine, Output& output)
+      : flags_(flags), engine_(engine), output_(output) {}
+
+  // Starts over with no history.
+  Status reset() {
+    const CommandLine::Chat& chat = flags_.chat;
+    HF_ASSIGN(session_, ChatSession::open(engine_.tokenizer(), chat.instructions,
+                                          chat.date.empty() ? today() : chat.date, chat.effort));
+    return {};
+  }
+
+  Status turn(const std::string& text) {
+    Request request = request_from_flags(flags_.request);
+    HF_ASSIGN(request.prompt_ids, session_->user_turn(text));
+    const auto prompt_count = static_cast<std::int64_t>(request.prompt_ids.size());
+    if (prompt_count >= engine_.max_context()) {
+      return format_error(ErrorCode::kResourceExhausted,
+                          "the conversation has {} tokens, the context holds {}; /reset starts over",
+                          prompt_count, engine_.max_context());
+    }
+    for (const std::int32_t id : session_->stop_token_ids()) request.stop_token_ids.push_back(id);
+    // Every turn draws anew, and the whole chat repeats under the same --seed.
+    request.sampling.seed += turn_count_++;
+    HF_ASSIGN(const RequestId id, engine_.submit(std::move(request)));
+    return reply(id);
+  }
+
+ private:
+  Status reply(RequestId id) {
+    ReplyWriter writer(output_, flags_);
+    ReplyWriter::Ending ending;
+    ending.epoch = engine_.epoch();
+    g_interrupted = 0;
+    for (bool ended = false, cancelled = false; !ended;) {
+      if (g_interrupted != 0 && !cancelled) {
+        HF_TRY(engine_.cancel(id));
+        cancelled = true;
+      }
+      HF_ASSIGN(const std::vector<Event> events, engine_.step());
+      for (const Event& event : events) {
+        if (event.request != id) continue;
+        if (event.token) {
+          ++ending.token_count;
+          ending.epoch = event.token->epoch;
+          HF_ASSIGN(std::vector<ChatSession::Piece> pieces, session_->push(event.token->id));
+          HF_TRY(writer.add(std::move(pieces)));
+        }
+        if (!event.finish_reason) continue;
+        ending.reason = *event.finish_reason;
+        ended = true;
+      }
+    }
+    g_interrupted = 0;
+    HF_ASSIGN(std::vector<ChatSession::Piece> rest, session_->end_turn());
+    HF_TRY(writer.add(std::move(rest)));
+    return writer.end(ending);
+  }
+
+  const CommandLine& flags_;
+  Engine& engine_;
+  Output& output_;
+  std::unique_ptr<ChatSession> session_;
+  std::uint64_t turn_count_ = 0;
+};
+
+// The next line of the user; false at the end of input.
+Result<bool> read_user_line(Output& output, std::string& text) {
+  if (stdin_is_terminal() && stdout_is_terminal()) {
+    HF_TRY(output.write("> "));
+    HF_TRY(output.flush());
+  }
+  text.clear();
+  for (;;) {
+    const int c = std::cin.get();
+    if (c == std::char_traits<char>::eof()) return !text.empty();
+    if (c == '\n') return true;
+    text += static_cast<char>(c);
+    if (text.size() > kMaxLineBytes) {
+      return format_error(ErrorCode::kResourceExhausted,
+                          "a message is longer than {} bytes", kMaxLineBytes);
+    }
+  }
+}
+
+Result<int> chat(const CommandLine& flags) {
+  HF_ASSIGN(const std::unique_ptr<Engine> engine, open_engine(flags.model, flags.quiet));
+  HF_ASSIGN(const std::unique_ptr<Output> output, Output::open(flags.output));
+  Chat session(flags, *engine, *output);
+  HF_TRY(session.reset());
+  catch_interrupts();
+  if (stdin_is_terminal() && !flags.quiet) say("/reset starts over, /quit or Ctrl-D ends");
+  int code = kExitDone;
+  for (std::string text;;) {
+    HF_ASSIGN(const bool more, read_user_line(*output, text));
+    if (!more || text == "/quit" || text == "/exit") break;
+    if (!text.empty() && text.back() == '\r') text.pop_back();
+    if (text.empty()) continue;
+    const Status status = text == "/reset" ? session.reset() : session.turn(text);
+    if (status.ok()) continue;
+    // A turn that cannot be (too long, not UTF-8) ends a script and not a conversation.
+    const ErrorCode error = status.error().code();
+    const bool usable = error == ErrorCode::kInvalidArgument ||
+                        error == ErrorCode::kResourceExhausted;
+    if (!usable || !stdin_is_terminal()) return status.error();
+    say(status.error().message());
+  }
+  HF_TRY(output->finish());
+  return code;
+}
+
+}  // namespace
+
+int run_chat(const CommandLine& line) {
+  const Result<int> code = chat(line);
+  return code.ok() ? *code : report_failure(code.error());
+}
+
+}  // namespace holdfast::cli

@@ -1,0 +1,241 @@
+#include "cli/command_line.h"
+
+#include <CLI/CLI.hpp>
+#include <limits>
+
+#include "cli/output.h"
+#include "cli/request_line.h"
+#include "holdfast/drill.h"
+#include "holdfast/version.h"
+
+namespace holdfast::cli {
+namespace {
+
+constexpr int kMaxThreads = 1024;
+constexpr std::int64_t kMaxContextFlag = 1 << 24;
+constexpr std::int64_t kMaxSequencesFlag = 1024;
+
+// An integer from `least` to `most`, with a message that says so.
+CLI::Validator integer(std::int64_t least, std::int64_t most) {
+  const std::string range = fmt::format("INT in [{}, {}]", least, most);
+  return CLI::Validator(
+      [least, most](std::string& text) -> std::string {
+        std::int64_t value = 0;
+        if (CLI::detail::lexical_cast(text, value) && value >= least && value <= most) return {};
+        return fmt::format("{} is not an integer from {} to {}", text, least, most);
+      },
+      range);
+}
+
+void add_quiet(CLI::App& app, CommandLine& line) {
+  app.add_flag("-q,--quiet", line.quiet, "no progress and no summary on stderr");
+}
+
+void add_model(CLI::App& app, CommandLine& line) {
+  app.add_option("--model", line.model.directory, "the model's directory")
+      ->required()->type_name("DIR");
+}
+
+void add_backend(CLI::App& app, CommandLine& line) {
+  ModelFlags& model = line.model;
+  app.add_option("--threads", model.threads, "CPU threads; 0 is all cores")
+      ->check(integer(0, kMaxThreads))->type_name("");
+  app.add_option("--kernels", model.kernels, "fast, or reference: plain scalar loops")
+      ->check(CLI::IsMember({"fast", "reference"}))->type_name("");
+  app.add_option("--experts", model.experts, "the experts backend")
+      ->check(CLI::IsMember({"auto", "holdfast", "reference"}))->type_name("");
+  app.add_option("--commit", model.commit,
+                 "how weights are committed: remap (swap pages) or copy (copy bytes)")
+      ->check(CLI::IsMember({"remap", "copy"}))->type_name("");
+  add_quiet(app, line);
+}
+
+void add_engine(CLI::App& app, CommandLine& line) {
+  add_model(app, line);
+  app.add_option("--max-context", line.model.max_context,
+                 "positions a sequence may have; 0 is the model's, at most 4096")
+      ->check(integer(0, kMaxContextFlag))->type_name("");
+  app.add_option("--max-sequences", line.model.max_sequences, "requests that decode together")
+      ->check(integer(1, kMaxSequencesFlag))->type_name("");
+  add_backend(app, line);
+}
+
+void add_output(CLI::App& app, CommandLine& line) {
+  app.add_option("-o,--output", line.output,
+                 "write the results here, whole or not at all, instead of to stdout")
+      ->type_name("FILE");
+}
+
+void add_input(CLI::App& app, CommandLine& line) {
+  app.add_option("--input", line.input, "JSON Lines; - is stdin")->type_name("FILE");
+}
+
+void add_sampling(CLI::App& app, RequestFlags& request) {
+  Sampling& sampling = request.sampling;
+  app.add_option("--temperature", sampling.temperature, "0 (default) is greedy; at most 100")
+      ->type_name("FLOAT");
+  app.add_option("--top-p", sampling.top_p, "keep the likeliest tokens up to this mass, (0, 1]")
+      ->type_name("FLOAT");
+  app.add_option("--top-k", sampling.top_k, "keep this many tokens; 0 is all")->type_name("INT");
+  app.add_option("--min-p", sampling.min_p, "keep tokens of this share of the likeliest, [0, 1]")
+      ->type_name("FLOAT");
+  app.add_option("--seed", sampling.seed, "the draws depend on it and on nothing else")
+      ->type_name("UINT");
+  app.add_option("--max-tokens", request.max_tokens, "tokens to generate at most")
+      ->check(integer(0, kMaxRequestTokens))->type_name("INT");
+}
+
+void add_text_rules(CLI::App& app, RequestFlags& request, bool decodes) {
+  app.add_flag("--plain-text", request.plain_text,
+               "special tokens written in a text (<|start|>) are text, not tokens");
+  if (!decodes) return;
+  app.add_flag("--skip-special", request.skip_special,
+               "leave special tokens out of the text that comes back");
+}
+
+void add_generate(CLI::App& root, CommandLine& line) {
+  CLI::App& app = *root.add_subcommand("generate", "continue prompts");
+  add_engine(app, line);
+  app.add_option("--prompt", line.prompt, "the text to continue")->type_name("TEXT");
+  add_input(app, line);
+  add_output(app, line);
+  app.add_flag("--json", line.json, "the result of --prompt as a line of JSON");
+  add_sampling(app, line.request);
+  app.add_flag("--ignore-eos", line.request.ignore_eos, "do not stop at the model's end tokens");
+  app.add_option("--stop-token", line.request.stop_token_ids, "one more token id to stop at")
+      ->check(integer(0, std::numeric_limits<std::int32_t>::max()))->type_name("ID")
+      ->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  app.add_flag("--prompt-logprobs", line.request.prompt_logprobs,
+               "also the log probabilities of the prompt's tokens");
+  add_text_rules(app, line.request, true);
+}
+
+void add_score(CLI::App& root, CommandLine& line) {
+  CLI::App& app = *root.add_subcommand("score", "log probabilities of given tokens");
+  add_engine(app, line);
+  add_input(app, line);
+  add_output(app, line);
+  app.add_option("--logits", line.logits, "write float32 logits to this safetensors file")
+      ->type_name("FILE");
+  add_text_rules(app, line.request, false);
+}
+
+void add_tokenize(CLI::App& root, CommandLine& line) {
+  CLI::App& app = *root.add_subcommand("tokenize", "text to token ids, or back");
+  add_model(app, line);
+  app.add_option("--text", line.prompt, "one text instead of --input")->type_name("TEXT");
+  add_input(app, line);
+  add_output(app, line);
+  app.add_flag("--decode", line.decode, "ids to text");
+  add_text_rules(app, line.request, true);
+}
+
+void add_chat(CLI::App& root, CommandLine& line) {
+  CLI::App& app = *root.add_subcommand("chat", "talk with a model, in harmony's format");
+  add_engine(app, line);
+  add_sampling(app, line.request);
+  CommandLine::Chat& chat = line.chat;
+  app.add_option("--instructions", chat.instructions, "the developer message")->type_name("TEXT");
+  app.add_option("--effort", chat.effort, "the reasoning effort")
+      ->check(CLI::IsMember({"low", "medium", "high"}))->type_name("");
+  app.add_option("--date", chat.date, "the date that the model is told; today (UTC) by default")
+      ->type_name("YYYY-MM-DD");
+  app.add_flag("--hide-analysis", chat.hide_analysis, "do not show the analysis channel");
+  app.add_flag("--json", line.json, "each reply as a line of JSON");
+}
+
+void add_inspect(CLI::App& root, CommandLine& line) {
+  CLI::App& app = *root.add_subcommand("inspect", "what a model directory holds and lacks");
+  app.add_option("directory,--model", line.model.directory, "the model's directory")
+      ->required()->type_name("DIR");
+  app.add_flag("--json", line.json, "the report as one line of JSON");
+  app.add_flag("--tensors", line.tensors, "list every tensor");
+  add_output(app, line);
+}
+
+void add_drill(CLI::App& root, CommandLine& line) {
+  CLI::App& app = *root.add_subcommand(
+      "drill", "swap weights under captured graphs, and prove that nothing moved");
+  CommandLine::Drill& drill = line.drill;
+  app.add_option("--from", drill.from, "the model that is loaded")->required()->type_name("DIR");
+  app.add_option("--to", drill.to, "the model that replaces it")->required()->type_name("DIR");
+  app.add_option("--json", drill.json_file, "also write the report as JSON; - is stdout")
+      ->type_name("FILE");
+  app.add_option("--inject", drill.inject, "a defect that the drill must find")
+      ->check(CLI::IsMember(drill_faults()))->type_name("");
+  app.add_option("--prompt", drill.prompts, "a prompt of its own (repeatable)")
+      ->type_name("TEXT")->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  app.add_option("--max-tokens", drill.max_tokens, "tokens of each greedy run")
+      ->check(integer(1, kMaxRequestTokens))->type_name("INT");
+  app.add_option("--label", drill.label, "free text for the report")->type_name("TEXT");
+  add_backend(app, line);
+}
+
+void add_census(CLI::App& root, CommandLine& line) {
+  CLI::App& app = *root.add_subcommand("census", "count every slot and every captured address");
+  add_engine(app, line);
+  app.add_flag("--json", line.json, "the whole census as JSON");
+  app.add_flag("-v,--verbose", line.verbose, "list every slot");
+  add_output(app, line);
+}
+
+// What CLI11 cannot say: which flags exclude or need each other, and the ranges of floats.
+Status check(const CommandLine& line) {
+  const auto usage = [](std::string_view message) {
+    return Error(ErrorCode::kInvalidArgument, std::string(message));
+  };
+  const bool takes_prompt = line.command == "generate" || line.command == "tokenize";
+  if (takes_prompt && line.prompt.has_value() == !line.input.empty()) {
+    return usage(fmt::format("{}: give exactly one of {} and --input", line.command,
+                             line.command == "generate" ? "--prompt" : "--text"));
+  }
+  if (line.command == "score" && line.input.empty()) return usage("score: --input is required");
+  if (line.command == "tokenize" && line.decode && line.prompt) {
+    return usage("tokenize: --decode reads --input, not --text");
+  }
+  if (line.request.stop_token_ids.size() > kMaxStopTokenIds) {
+    return usage(fmt::format("--stop-token stands {} times, at most {}",
+                             line.request.stop_token_ids.size(), kMaxStopTokenIds));
+  }
+  HF_TRY(check_sampling(line.request.sampling));
+  return {};
+}
+
+}  // namespace
+
+std::optional<int> parse_command_line(int argc, char** argv, CommandLine& line) {
+  CLI::App app("holdfast: generates from mixture-of-experts models while their weights are replaced",
+               "holdfast");
+  app.require_subcommand(1);
+  app.set_version_flag("--version", fmt::format("holdfast {}", version()));
+  app.option_defaults()->always_capture_default();
+  add_generate(app, line);
+  add_score(app, line);
+  add_tokenize(app, line);
+  add_chat(app, line);
+  add_inspect(app, line);
+  add_drill(app, line);
+  add_census(app, line);
+  app.add_subcommand("version", "print the version");
+  app.footer(std::string(help_footer("")));
+  for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    command->footer(std::string(help_footer(command->get_name())));
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& done) {  // --help, --version
+    return app.exit(done);
+  } catch (const CLI::ParseError& error) {
+    const auto chosen = app.get_subcommands();
+    const std::string command = chosen.empty() ? "" : " " + chosen.front()->get_name();
+    return report_usage(fmt::format("{} (holdfast{} --help shows the usage)", error.what(), command));
+  }
+  line.command = app.get_subcommands().front()->get_name();
+  if (const Status status = check(line); !status.ok()) {
+    return report_usage(fmt::format("{} (holdfast {} --help shows the usage)",
+                                    status.error().message(), line.command));
+  }
+  return std::nullopt;
+}
+
+}  // namespace holdfast::cli

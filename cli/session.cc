@@ -1,0 +1,132 @@
+#include "cli/session.h"
+
+#include <chrono>
+#include <unordered_map>
+#include <utility>
+
+#include "holdfast/tokenizer.h"
+
+namespace holdfast::cli {
+namespace {
+
+using SteadyTime = std::chrono::steady_clock::time_point;
+
+double seconds_since(SteadyTime start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// The requests that are with the engine, and the outcomes that wait for their turn.
+class Batch {
+ public:
+  Batch(Engine& engine, std::span<const RequestLine> lines)
+      : engine_(engine), lines_(lines), outcomes_(lines.size()), finished_(lines.size()) {}
+
+  bool all_done() const { return emitted_ == lines_.size(); }
+  std::size_t emitted() const { return emitted_; }
+  std::uint64_t token_count() const { return token_count_; }
+
+  void submit_more() {
+    while (next_ < lines_.size() && outstanding_.size() < kMaxOutstanding) {
+      const std::size_t index = next_++;
+      Result<RequestId> id = engine_.submit(lines_[index].request);
+      if (id.ok()) {
+        outstanding_.emplace(id->value, index);
+      } else {
+        outcomes_[index].error = id.error().with_context(lines_[index].place);
+        finished_[index] = true;
+      }
+    }
+  }
+
+  Status step() {
+    if (outstanding_.empty()) return {};
+    if (engine_.idle()) {
+      return format_error(ErrorCode::kFailedPrecondition,
+                          "the engine is idle while {} requests have not ended",
+                          outstanding_.size());
+    }
+    HF_ASSIGN(std::vector<Event> events, engine_.step());
+    for (Event& event : events) take(event);
+    return {};
+  }
+
+  Status emit(const std::function<Status(std::size_t, Outcome&)>& done) {
+    for (; emitted_ < lines_.size() && finished_[emitted_]; ++emitted_) {
+      HF_TRY(done(emitted_, outcomes_[emitted_]));
+      outcomes_[emitted_] = Outcome{};  // its memory is not needed any longer
+    }
+    return {};
+  }
+
+ private:
+  void take(Event& event) {
+    const auto found = outstanding_.find(event.request.value);
+    if (found == outstanding_.end()) return;
+    Outcome& outcome = outcomes_[found->second];
+    if (!event.prompt_logprobs.empty()) outcome.prompt_logprobs = std::move(event.prompt_logprobs);
+    if (event.token) {
+      outcome.tokens.push_back(*event.token);
+      ++token_count_;
+    }
+    if (!event.finish_reason) return;
+    outcome.finish_reason = event.finish_reason;
+    outcome.epoch = outcome.tokens.empty() ? engine_.epoch() : outcome.tokens.back().epoch;
+    finished_[found->second] = true;
+    outstanding_.erase(found);
+  }
+
+  Engine& engine_;
+  std::span<const RequestLine> lines_;
+  std::vector<Outcome> outcomes_;
+  std::vector<bool> finished_;
+  std::unordered_map<std::uint64_t, std::size_t> outstanding_;
+  std::size_t next_ = 0, emitted_ = 0;
+  std::uint64_t token_count_ = 0;
+};
+
+}  // namespace
+
+std::function<void(const Progress&)> show_progress(std::shared_ptr<ProgressLine> line) {
+  return [line = std::move(line)](const Progress& progress) {
+    line->show(fmt::format("{} {:3.0f} %", progress.phase, progress.fraction * 100));
+  };
+}
+
+Result<std::unique_ptr<Engine>> open_engine(const ModelFlags& flags, bool quiet) {
+  EngineOptions options;
+  options.model_directory = flags.directory;
+  options.threads = flags.threads;
+  options.max_context = flags.max_context;
+  options.max_sequences = flags.max_sequences;
+  options.kernels = flags.kernels;
+  options.experts = flags.experts;
+  options.commit = flags.commit;
+  auto line = std::make_shared<ProgressLine>(quiet);
+  options.progress = show_progress(line);
+  Result<std::unique_ptr<Engine>> engine = Engine::open(options);
+  line->clear();
+  return engine;
+}
+
+Status run_requests(Engine& engine, std::span<const RequestLine> lines, ProgressLine& progress,
+                    const std::function<Status(std::size_t, Outcome&)>& done) {
+  Batch batch(engine, lines);
+  const SteadyTime start = std::chrono::steady_clock::now();
+  while (!batch.all_done()) {
+    batch.submit_more();
+    HF_TRY(batch.step());
+    HF_TRY(batch.emit(done));
+    progress.show(fmt::format("{} of {} requests, {:.0f} tokens/s", batch.emitted(), lines.size(),
+                              static_cast<double>(batch.token_count()) / seconds_since(start)));
+  }
+  progress.clear();
+  return {};
+}
+
+Status resolve_prompts(std::vector<RequestLine>& lines, const Engine& engine, bool plain_text) {
+  const PromptLimits limits{engine.vocab_size(), engine.max_context(), plain_text};
+  for (RequestLine& line : lines) HF_TRY(resolve_prompt(line, engine.tokenizer(), limits));
+  return {};
+}
+
+}  // namespace holdfast::cli
