@@ -40,7 +40,8 @@ struct DecoderSlots {
   storage::SlotId logits;        // f32 [n, vocab]; rows [0, logit_count) are written
 };
 
-// Called with each named intermediate of an eager step: "layers.0.q_proj_out", ...
+// Called with each named intermediate of an eager step: "layers.0.qkv_proj_out", ... The view's
+// contents are those of that moment: activations are shared by all layers.
 using Tap = std::function<void(std::string_view name, const ops::TensorView& view)>;
 
 class Decoder {
@@ -49,7 +50,8 @@ class Decoder {
   virtual const DecoderSlots& slots() const = 0;
   // Enqueues one step over up to `rows` (<= max_rows) rows; the actual counts are read from
   // row_count and logit_count when it runs. `tap` only outside a capture.
-  virtual Status step(const ops::OpContext& context, std::int64_t rows, const Tap& tap = {}) const = 0;
+  virtual Status step(const ops::OpContext& context, std::int64_t rows,
+                      const Tap& tap = {}) const = 0;
   // Names of the experts' constant slots, all layers: layer_count x 3 for gpt-oss.
   virtual std::vector<std::string> experts_constant_slots() const = 0;
   virtual const experts::ExpertsChoice& experts_choice() const = 0;

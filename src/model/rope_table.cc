@@ -72,8 +72,9 @@ RopeTables make_rope_tables(const config::RopeConfig& config, std::int64_t head_
       // The angle is rounded to float32 as in the models' own code: at large positions that decides
       // more than the cosine's own rounding.
       const float angle = static_cast<float>(position) * frequency;
-      tables.cos.push_back(static_cast<float>(std::cos(static_cast<double>(angle))) * concentration);
-      tables.sin.push_back(static_cast<float>(std::sin(static_cast<double>(angle))) * concentration);
+      const double exact = static_cast<double>(angle);
+      tables.cos.push_back(static_cast<float>(std::cos(exact)) * concentration);
+      tables.sin.push_back(static_cast<float>(std::sin(exact)) * concentration);
     }
   }
   return tables;

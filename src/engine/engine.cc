@@ -1,0 +1,74 @@
+#include "holdfast/engine.h"
+
+#include <utility>
+
+#include "base/error.h"
+#include "engine/engine_core.h"
+#include "holdfast/tokenizer.h"
+
+namespace holdfast {
+
+struct Engine::Impl {
+  std::unique_ptr<Tokenizer> tokenizer;
+  std::unique_ptr<engine::EngineCore> core;
+};
+
+Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Engine::~Engine() = default;
+
+Result<std::unique_ptr<Engine>> Engine::open(const EngineOptions& options) {
+  auto impl = std::make_unique<Impl>();
+  HF_ASSIGN(impl->tokenizer, Tokenizer::open(options.model_directory));
+  HF_ASSIGN(impl->core, engine::EngineCore::open(options));
+  const std::int64_t vocab_size = impl->core->runtime().config().vocab_size;
+  if (impl->tokenizer->vocab_size() > vocab_size) {
+    return make_error(ErrorCode::kMismatch,
+                      "{}: tokenizer.json has {} tokens, the embedding has {} rows",
+                      options.model_directory, impl->tokenizer->vocab_size(), vocab_size);
+  }
+  return std::unique_ptr<Engine>(new Engine(std::move(impl)));
+}
+
+Result<RequestId> Engine::submit(Request request) {
+  return impl_->core->submit(std::move(request));
+}
+Result<std::vector<Event>> Engine::step() { return impl_->core->step(); }
+bool Engine::idle() const { return impl_->core->idle(); }
+Status Engine::cancel(RequestId request) { return impl_->core->cancel(request); }
+
+Status Engine::begin_reload(const std::string& directory, const ReloadOptions& options) {
+  return impl_->core->begin_reload(directory, options);
+}
+ReloadPhase Engine::reload_phase() const { return impl_->core->reload_phase(); }
+Status Engine::commit_reload() { return impl_->core->commit_reload(); }
+Result<ReloadReport> Engine::finish_reload() { return impl_->core->finish_reload(); }
+Status Engine::abort_reload() { return impl_->core->abort_reload(); }
+std::optional<ReloadReport> Engine::last_reload() const { return impl_->core->last_reload(); }
+
+std::uint64_t Engine::epoch() const { return impl_->core->epoch(); }
+bool Engine::poisoned() const { return impl_->core->poisoned(); }
+std::string Engine::model_type() const { return impl_->core->runtime().config().model_type; }
+std::string Engine::device_name() const { return impl_->core->runtime().device().name(); }
+std::string Engine::experts_backend() const { return impl_->core->experts_backend(); }
+std::int64_t Engine::vocab_size() const { return impl_->core->runtime().config().vocab_size; }
+std::int64_t Engine::max_context() const { return impl_->core->runtime().settings().max_context; }
+std::vector<std::int32_t> Engine::eos_token_ids() const {
+  return impl_->core->runtime().config().eos_token_ids;
+}
+const Tokenizer& Engine::tokenizer() const { return *impl_->tokenizer; }
+std::vector<std::string> Engine::experts_constant_slots() const {
+  return impl_->core->runtime().decoder().experts_constant_slots();
+}
+Result<CensusReport> Engine::census() const { return impl_->core->census(); }
+std::uint64_t Engine::peak_bytes() const {
+  return impl_->core->runtime().device().usage().peak_bytes;
+}
+std::uint64_t Engine::live_bytes() const {
+  return impl_->core->runtime().device().usage().live_bytes;
+}
+void Engine::reset_peak() { impl_->core->runtime().device().reset_peak(); }
+Status Engine::allocation_pressure(std::int64_t blocks, std::int64_t bytes) {
+  return impl_->core->allocation_pressure(blocks, bytes);
+}
+
+}  // namespace holdfast

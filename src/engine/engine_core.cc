@@ -1,0 +1,161 @@
+#include "engine/engine_core.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "device/arena.h"
+#include "device/cpu/cpu_device.h"
+#include "engine/census_report.h"
+
+namespace holdfast::engine {
+
+namespace {
+
+constexpr std::int64_t kMaxPressureBlocks = 1 << 20;
+constexpr std::int64_t kMaxPressureBlockBytes = std::int64_t{1} << 36;
+// Neither the device's poison nor anything that a weight would hold.
+constexpr std::byte kPressureByte{0x5B};
+
+Status dirty(device::Device& device, device::Memory memory) {
+  const std::vector<std::byte> pattern(std::min<std::size_t>(memory.bytes, 1 << 20),
+                                       kPressureByte);
+  for (std::size_t at = 0; at < memory.bytes; at += pattern.size()) {
+    HF_TRY(device.write(memory.address + at, pattern.data(),
+                        std::min(pattern.size(), memory.bytes - at)));
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<EngineCore>> EngineCore::open(const EngineOptions& options,
+                                                     std::unique_ptr<device::Device> device) {
+  if (device == nullptr) device = device::make_cpu_device();
+  std::unique_ptr<EngineCore> core(new EngineCore());
+  HF_ASSIGN(core->runtime_, Runtime::open(options, std::move(device), core->clock_));
+  Runtime& runtime = *core->runtime_;
+  core->requests_ = std::make_unique<RequestQueue>(
+      runtime.settings(), RequestQueue::Vocabulary{.size = runtime.config().vocab_size,
+                                                   .eos_token_ids =
+                                                       runtime.config().eos_token_ids});
+  core->reloader_ =
+      std::make_unique<Reloader>(runtime.registry(), runtime.config(), core->clock_);
+  return core;
+}
+
+// ------------------------------------------------------------------------------ generation
+
+Result<RequestId> EngineCore::submit(Request request) {
+  HF_TRY(check_not_poisoned());
+  return requests_->submit(std::move(request));
+}
+
+Result<std::vector<Event>> EngineCore::step() {
+  HF_TRY(reach_boundary());
+  HF_TRY(requests_->admit([this](std::int32_t row, std::span<const std::int32_t> pages) {
+    return runtime_->write_block_table(row, pages);
+  }));
+  const StepBatch& batch = requests_->plan_batch();
+  if (!batch.rows.empty()) {
+    HF_TRY(runtime_->run(batch));
+    HF_TRY(requests_->take_results(
+        [this](std::int64_t index) { return runtime_->logits(index); }, epoch()));
+  }
+  return requests_->take_events();
+}
+
+// Between two graphs: the only place where weights change (I4).
+Status EngineCore::reach_boundary() {
+  settle_reload();
+  if (reloader_->wants_commit()) {
+    // A commit that fails has left the weights as they were, and the report says why; or it has
+    // poisoned them, and the next line says so.
+    static_cast<void>(reloader_->commit());
+  }
+  return check_not_poisoned();
+}
+
+void EngineCore::settle_reload() {
+  if (reloader_->settle()) requests_->abort_computed_after(epoch());
+}
+
+Status EngineCore::check_not_poisoned() const {
+  if (!poisoned()) return {};
+  return make_error(ErrorCode::kPoisoned,
+                    "the weights are not to be trusted ({}); a complete reload recovers",
+                    reloader_->poisoned());
+}
+
+// ------------------------------------------------------------------------------ reload
+
+Status EngineCore::begin_reload(const std::string& directory, const ReloadOptions& options) {
+  ReloadRequest request{.directory = directory,
+                        .strategy = runtime_->settings().commit,
+                        .fault = {},
+                        .commit_when_ready = options.commit_when_ready};
+  HF_ASSIGN(request.strategy, resolve_commit(options.commit, request.strategy));
+  if (!options.inject.empty()) {
+    const auto kind = reload::fault_kind_from_name(options.inject);
+    if (!kind) {
+      return make_error(ErrorCode::kInvalidArgument,
+                        "reload option inject is \"{}\", expected the name of a fault",
+                        options.inject);
+    }
+    request.fault.kind = *kind;
+  }
+  settle_reload();
+  return reloader_->begin(std::move(request));
+}
+
+Status EngineCore::commit_reload() {
+  settle_reload();
+  return reloader_->commit();
+}
+
+Result<ReloadReport> EngineCore::finish_reload() {
+  if (reload_phase() == ReloadPhase::kNone) {
+    return make_error(ErrorCode::kFailedPrecondition, "no reload has begun");
+  }
+  reloader_->wait_staged();
+  // Its error is the reload's failure, below.
+  if (reload_phase() == ReloadPhase::kReady) static_cast<void>(reloader_->commit());
+  reloader_->wait_verified();
+  settle_reload();
+  if (reload_phase() == ReloadPhase::kFailed) return reloader_->failure();
+  return *reloader_->last_report();
+}
+
+// ------------------------------------------------------------------------------ what it is
+
+std::string EngineCore::experts_backend() const {
+  const experts::ExpertsChoice& choice = runtime_->decoder().experts_choice();
+  return fmt::format("{}: {}", experts::experts_backend_name(choice.kind), choice.reason);
+}
+
+Result<CensusReport> EngineCore::census() const {
+  return make_census_report(runtime_->registry(), runtime_->graphs());
+}
+
+Status EngineCore::allocation_pressure(std::int64_t blocks, std::int64_t bytes) {
+  if (blocks < 1 || blocks > kMaxPressureBlocks || bytes < 1 || bytes > kMaxPressureBlockBytes) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      "allocation pressure of {} blocks of {} bytes, expected 1 to {} blocks of 1 "
+                      "to {} bytes",
+                      blocks, bytes, kMaxPressureBlocks, kMaxPressureBlockBytes);
+  }
+  // All are held at once, so that every freed block is handed out again.
+  std::vector<std::unique_ptr<device::Arena>> held;
+  held.reserve(static_cast<std::size_t>(blocks));
+  for (std::int64_t i = 0; i < blocks; ++i) {
+    HF_ASSIGN(auto arena, device::Arena::create(runtime_->device(), "pressure",
+                                                static_cast<std::size_t>(bytes)));
+    HF_TRY(dirty(runtime_->device(), arena->memory()));
+    held.push_back(std::move(arena));
+  }
+  return {};
+}
+
+}  // namespace holdfast::engine

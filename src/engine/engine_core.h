@@ -1,0 +1,57 @@
+// EngineCore: the step loop over a runtime, a request queue and a reloader: everything of
+// holdfast::Engine except text. One thread calls it (the engine thread), except reload_phase().
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "engine/reloader.h"
+#include "engine/request_queue.h"
+#include "engine/runtime.h"
+#include "holdfast/engine.h"
+
+namespace holdfast::engine {
+
+class EngineCore {
+ public:
+  // As Engine::open. `device` null: the CPU.
+  static Result<std::unique_ptr<EngineCore>> open(const EngineOptions& options,
+                                                  std::unique_ptr<device::Device> device = nullptr);
+
+  // As the functions of these names in holdfast/engine.h.
+  Result<RequestId> submit(Request request);
+  Result<std::vector<Event>> step();
+  bool idle() const { return requests_->idle(); }
+  Status cancel(RequestId request) { return requests_->cancel(request); }
+
+  Status begin_reload(const std::string& directory, const ReloadOptions& options);
+  ReloadPhase reload_phase() const { return reloader_->phase(); }
+  Status commit_reload();
+  Result<ReloadReport> finish_reload();
+  Status abort_reload() { return reloader_->abort(); }
+  std::optional<ReloadReport> last_reload() const { return reloader_->last_report(); }
+
+  std::uint64_t epoch() const { return runtime_->registry().epoch().value; }
+  bool poisoned() const { return !reloader_->poisoned().empty(); }
+  std::string experts_backend() const;
+  Result<CensusReport> census() const;
+  Status allocation_pressure(std::int64_t blocks, std::int64_t bytes);
+  Runtime& runtime() { return *runtime_; }
+  const Runtime& runtime() const { return *runtime_; }
+
+ private:
+  EngineCore() = default;
+  Status reach_boundary();
+  void settle_reload();
+  Status check_not_poisoned() const;
+
+  base::SteadyClock clock_;
+  std::unique_ptr<Runtime> runtime_;
+  std::unique_ptr<RequestQueue> requests_;
+  std::unique_ptr<Reloader> reloader_;
+};
+
+}  // namespace holdfast::engine

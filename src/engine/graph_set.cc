@@ -1,0 +1,87 @@
+#include "engine/graph_set.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "base/assert.h"
+
+namespace holdfast::engine {
+
+namespace {
+
+// The name of the slot that holds `address` now; empty when none does.
+std::string home_of(const storage::Registry& registry, std::uintptr_t address) {
+  const auto slot = registry.resolve(address);
+  return slot ? registry.slot(*slot).spec.name : std::string();
+}
+
+}  // namespace
+
+std::vector<std::int64_t> graph_row_counts(std::int64_t max_sequences, std::int64_t max_rows) {
+  std::vector<std::int64_t> counts = {1, 2, 4, 8, max_rows};
+  if (max_sequences > 8) counts.push_back(max_sequences);
+  std::erase_if(counts, [max_rows](std::int64_t count) { return count > max_rows; });
+  std::sort(counts.begin(), counts.end());
+  counts.erase(std::unique(counts.begin(), counts.end()), counts.end());
+  return counts;
+}
+
+Result<std::unique_ptr<GraphSet>> GraphSet::capture(const storage::Registry& registry,
+                                                    const model::Decoder& decoder,
+                                                    const ops::OpContext& context,
+                                                    const Sizes& sizes) {
+  std::unique_ptr<GraphSet> set(new GraphSet());
+  std::vector<std::int64_t> counts = graph_row_counts(sizes.max_sequences, sizes.max_rows);
+  std::reverse(counts.begin(), counts.end());
+  for (const std::int64_t rows : counts) {
+    HF_ASSIGN(auto graph,
+              device::capture(context.stream, registry, fmt::format("step of {} rows", rows),
+                              [&] { return decoder.step(context, rows); }));
+    Entry entry{.rows = rows, .graph = std::move(graph), .homes = {}};
+    for (const device::ManifestEntry& operand : entry.graph->manifest().entries) {
+      entry.homes.push_back(home_of(registry, operand.range.begin));
+    }
+    set->entries_.push_back(std::move(entry));
+  }
+  std::reverse(set->entries_.begin(), set->entries_.end());
+  return set;
+}
+
+Status GraphSet::replay(device::Stream& stream, std::int64_t rows) {
+  const auto entry = std::find_if(entries_.begin(), entries_.end(),
+                                  [rows](const Entry& e) { return e.rows >= rows; });
+  HF_ASSERT(rows >= 1 && entry != entries_.end(), "no graph is that large");
+  return entry->graph->launch(stream);
+}
+
+std::vector<const device::Graph*> GraphSet::graphs() const {
+  std::vector<const device::Graph*> result;
+  for (const Entry& entry : entries_) result.push_back(entry.graph.get());
+  return result;
+}
+
+std::uint64_t GraphSet::captured_address_count() const {
+  std::uint64_t count = 0;
+  for (const Entry& entry : entries_) count += entry.homes.size();
+  return count;
+}
+
+std::vector<std::string> GraphSet::rehomed(const storage::Registry& registry) const {
+  std::vector<std::string> result;
+  for (const Entry& entry : entries_) {
+    const device::AddressManifest& manifest = entry.graph->manifest();
+    for (std::size_t i = 0; i < manifest.entries.size(); ++i) {
+      const device::ManifestEntry& operand = manifest.entries[i];
+      const std::string now = home_of(registry, operand.range.begin);
+      if (now == entry.homes[i]) continue;
+      result.push_back(fmt::format("{}/{}/{} {:#x} was {}, is {}", entry.graph->label(),
+                                   manifest.nodes[operand.node], operand.role,
+                                   operand.range.begin, entry.homes[i],
+                                   now.empty() ? "no slot" : now));
+    }
+  }
+  return result;
+}
+
+}  // namespace holdfast::engine

@@ -1,0 +1,53 @@
+// GraphSet: the captured graphs of one decoder, one per row count, and where each captured address
+// lay when it was captured. Owned by the engine; engine thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "device/device.h"
+#include "holdfast/result.h"
+#include "model/decoder.h"
+#include "storage/registry.h"
+
+namespace holdfast::engine {
+
+// 1, 2, 4, 8, `max_sequences` where it is larger, and `max_rows`; none above max_rows. Ascending.
+std::vector<std::int64_t> graph_row_counts(std::int64_t max_sequences, std::int64_t max_rows);
+
+class GraphSet {
+ public:
+  struct Sizes {
+    std::int64_t max_sequences = 0;
+    std::int64_t max_rows = 0;
+  };
+  // Captures a step for every row count, the largest first. The registry must be sealed and must
+  // outlive the set. Errors: whatever a capture says (a pointer with no home, ...).
+  static Result<std::unique_ptr<GraphSet>> capture(const storage::Registry& registry,
+                                                   const model::Decoder& decoder,
+                                                   const ops::OpContext& context,
+                                                   const Sizes& sizes);
+
+  // Replays the smallest graph of at least `rows` rows. There is no other way to run a step.
+  // Asserts 1 <= rows <= max_rows. Errors: as Graph::launch.
+  Status replay(device::Stream& stream, std::int64_t rows);
+
+  std::vector<const device::Graph*> graphs() const;
+  std::uint64_t captured_address_count() const;
+  // Captured operands whose address now lies in another slot than at capture, or in none:
+  // "step of 4 rows/paged_attention/sinks 0x... was layers.0.attention.sinks, is ...".
+  std::vector<std::string> rehomed(const storage::Registry& registry) const;
+
+ private:
+  struct Entry {
+    std::int64_t rows = 0;
+    std::unique_ptr<device::Graph> graph;
+    std::vector<std::string> homes;  // slot name of each manifest entry when captured
+  };
+  GraphSet() = default;
+  std::vector<Entry> entries_;  // ascending rows
+};
+
+}  // namespace holdfast::engine

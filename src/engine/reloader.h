@@ -1,0 +1,92 @@
+// Reloader: the reloads of an engine, one at a time. Opens, validates, plans, stages and prepares
+// on a thread of its own; commits on the engine thread between steps; verifies and frees the previous
+// weights on its own thread again. Owned by the engine; engine thread, except phase().
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "base/clock.h"
+#include "config/model_config.h"
+#include "holdfast/engine.h"
+#include "reload/transaction.h"
+#include "storage/registry.h"
+
+namespace holdfast::engine {
+
+struct ReloadRequest {
+  std::string directory;
+  reload::CommitStrategy strategy = reload::CommitStrategy::kRemap;
+  reload::InjectedFault fault;
+  bool commit_when_ready = true;
+};
+
+class Reloader {
+ public:
+  // All must outlive the reloader; `registry` holds its first epoch.
+  Reloader(storage::Registry& registry, const config::ModelConfig& live, const base::Clock& clock);
+  // Cancels what is staged and waits for the thread.
+  ~Reloader();
+  Reloader(const Reloader&) = delete;
+  Reloader& operator=(const Reloader&) = delete;
+
+  // Errors: kFailedPrecondition while a reload is open. Whatever is wrong with the directory shows
+  // as phase kFailed and in failure().
+  Status begin(ReloadRequest request);
+  ReloadPhase phase() const { return phase_.load(std::memory_order_acquire); }
+  bool wants_commit() const { return phase() == ReloadPhase::kReady && request_.commit_when_ready; }
+
+  // In the quiet moment. Allocates nothing and reads no file unless it fails.
+  // Errors: kFailedPrecondition when none is ready; whatever the transaction says, and then the
+  // weights are as before, or poisoned().
+  Status commit();
+  // Drops an open reload that is not committed. Errors: kFailedPrecondition.
+  Status abort();
+
+  // Until it is no longer staging.
+  void wait_staged();
+  // Until a committed one is verified, successfully or not.
+  void wait_verified();
+  // In the quiet moment: whether a committed reload failed its verification; it is then rolled
+  // back, or poisoned() when that failed too.
+  bool settle();
+
+  // Why the weights are not to be trusted; empty when they are.
+  const std::string& poisoned() const { return poisoned_; }
+  // Of the last reload that ended.
+  std::optional<ReloadReport> last_report() const;
+  // Why the last reload failed. Asserts phase kFailed.
+  Error failure() const;
+
+ private:
+  enum class Command : std::uint8_t { kNone, kVerify, kDrop };
+  void run();  // the thread's life
+  Status stage();
+  void finish(ReloadPhase phase, std::optional<Error> error);
+  ReloadReport make_report() const;
+
+  storage::Registry& registry_;
+  const config::ModelConfig& live_;
+  const base::Clock& clock_;
+  ReloadRequest request_;
+  std::thread thread_;
+  std::atomic<bool> cancel_{false};
+  std::atomic<ReloadPhase> phase_{ReloadPhase::kNone};
+  std::string poisoned_;
+  bool was_poisoned_ = false;  // before the last commit
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  Command command_ = Command::kNone;
+  std::unique_ptr<reload::Transaction> transaction_;
+  std::optional<Error> verify_error_;
+  std::optional<Error> failure_;
+  std::optional<ReloadReport> report_;
+};
+
+}  // namespace holdfast::engine

@@ -1,0 +1,134 @@
+#include "engine/runtime.h"
+
+#include "base/assert.h"
+#include "engine/progress_source.h"
+#include "reload/transaction.h"
+
+namespace holdfast::engine {
+
+namespace {
+
+void report(const std::function<void(const Progress&)>& progress, const char* phase,
+            double fraction) {
+  if (progress) progress(Progress{.phase = phase, .fraction = fraction});
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Runtime>> Runtime::open(const EngineOptions& options,
+                                               std::unique_ptr<device::Device> device,
+                                               const base::Clock& clock) {
+  report(options.progress, "open", 0);
+  HF_ASSIGN(std::shared_ptr<const checkpoint::Checkpoint> checkpoint,
+            checkpoint::Checkpoint::open(options.model_directory));
+  std::unique_ptr<Runtime> runtime(new Runtime(std::move(device)));
+  runtime->config_ = checkpoint->config();
+  HF_ASSIGN(runtime->settings_, resolve_settings(options, runtime->config_));
+  HF_TRY(runtime->define());
+  HF_TRY(runtime->load(std::move(checkpoint), clock, options.progress));
+  report(options.progress, "capture", 0);
+  HF_TRY(runtime->capture());
+  report(options.progress, "ready", 1);
+  return runtime;
+}
+
+Runtime::~Runtime() {
+  graphs_.reset();
+  registry_.close();
+}
+
+Status Runtime::define() {
+  HF_ASSIGN(decoder_, model::define_decoder(registry_, config_,
+                                            {.max_rows = settings_.max_rows,
+                                             .max_sequences = settings_.max_sequences,
+                                             .page_size = kPageSize,
+                                             .page_count = settings_.page_count,
+                                             .max_context = settings_.max_context,
+                                             .experts_backend = settings_.experts}));
+  HF_TRY(registry_.seal(*device_));
+  HF_ASSIGN(stream_, device_->create_stream(settings_.threads));
+  kernels_ = make_kernels(settings_.kernels);
+  column_.reserve(static_cast<std::size_t>(settings_.max_rows));
+  if (!device_->host_addressable()) logits_.resize(static_cast<std::size_t>(config_.vocab_size));
+  return {};
+}
+
+Status Runtime::load(std::shared_ptr<const checkpoint::Checkpoint> checkpoint,
+                     const base::Clock& clock,
+                     const std::function<void(const Progress&)>& progress) {
+  const auto source = make_progress_source(
+      reload::make_checkpoint_source(std::move(checkpoint)),
+      [&progress](double fraction) { report(progress, "load", fraction); });
+  HF_ASSIGN(reload::ReloadPlan plan,
+            reload::make_plan(registry_, config_, *source, settings_.commit));
+  reload::TransactionOptions options;
+  options.clock = &clock;
+  HF_ASSIGN(const auto transaction,
+            reload::Transaction::begin(registry_, std::move(plan), options));
+  HF_TRY(transaction->stage(*source, *stream_));
+  HF_TRY(transaction->prepare());
+  HF_TRY(transaction->commit());
+  return transaction->verify();
+}
+
+Status Runtime::capture() {
+  const ops::OpContext context{.stream = *stream_, .kernels = *kernels_};
+  HF_ASSIGN(graphs_, GraphSet::capture(registry_, *decoder_, context,
+                                       {.max_sequences = settings_.max_sequences,
+                                        .max_rows = settings_.max_rows}));
+  return {};
+}
+
+Status Runtime::run(const StepBatch& batch) {
+  HF_TRY(write_inputs(batch));
+  HF_TRY(graphs_->replay(*stream_, static_cast<std::int64_t>(batch.rows.size())));
+  return stream_->synchronize();
+}
+
+Status Runtime::write_inputs(const StepBatch& batch) {
+  const model::DecoderSlots& slots = decoder_->slots();
+  const auto write_column = [&](storage::SlotId slot, std::int32_t StepRow::* field) -> Status {
+    column_.clear();
+    for (const StepRow& row : batch.rows) column_.push_back(row.*field);
+    return write_input(slot, column_);
+  };
+  HF_TRY(write_column(slots.token_ids, &StepRow::token));
+  HF_TRY(write_column(slots.positions, &StepRow::position));
+  HF_TRY(write_column(slots.row_sequence, &StepRow::sequence));
+  HF_TRY(write_column(slots.slot_mapping, &StepRow::kv_slot));
+  column_.clear();
+  for (std::size_t i = 0; i < batch.rows.size(); ++i) {
+    if (batch.rows[i].wants_logits) column_.push_back(static_cast<std::int32_t>(i));
+  }
+  HF_TRY(write_input(slots.logit_rows, column_));
+  const std::int32_t row_count = static_cast<std::int32_t>(batch.rows.size());
+  const std::int32_t logit_count = static_cast<std::int32_t>(column_.size());
+  HF_TRY(write_input(slots.row_count, {&row_count, 1}));
+  return write_input(slots.logit_count, {&logit_count, 1});
+}
+
+Status Runtime::write_input(storage::SlotId slot, std::span<const std::int32_t> values) {
+  const ops::TensorView view = registry_.view(slot);
+  HF_ASSERT(values.size_bytes() <= view.bytes(), "the step is larger than its input slots");
+  if (values.empty()) return {};
+  return device_->write(view.address, reinterpret_cast<const std::byte*>(values.data()),
+                        values.size_bytes());
+}
+
+Result<std::span<const float>> Runtime::logits(std::int64_t index) {
+  const ops::TensorView row = registry_.view(decoder_->slots().logits).row(index);
+  const auto count = static_cast<std::size_t>(config_.vocab_size);
+  if (device_->host_addressable()) return std::span<const float>(row.as<const float>(), count);
+  HF_TRY(device_->read(reinterpret_cast<std::byte*>(logits_.data()), row.address, row.bytes()));
+  return std::span<const float>(logits_);
+}
+
+Status Runtime::write_block_table(std::int32_t sequence, std::span<const std::int32_t> pages) {
+  const ops::TensorView row = registry_.view(decoder_->slots().block_tables).row(sequence);
+  HF_ASSERT(pages.size_bytes() <= row.bytes(), "more pages than a block table row holds");
+  if (pages.empty()) return {};
+  return device_->write(row.address, reinterpret_cast<const std::byte*>(pages.data()),
+                        pages.size_bytes());
+}
+
+}  // namespace holdfast::engine

@@ -1,0 +1,68 @@
+// Runtime: one loaded model, ready to run steps: device, registry, decoder, kernels, stream and
+// captured graphs. Knows rows and weights, no requests. Owned by the engine; engine thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/clock.h"
+#include "checkpoint/checkpoint.h"
+#include "engine/graph_set.h"
+#include "engine/settings.h"
+#include "engine/step_batch.h"
+
+namespace holdfast::engine {
+
+class Runtime {
+ public:
+  // Opens the checkpoint, defines and seals the storage, loads the weights by a transaction
+  // (epoch 0 to 1), and captures every graph. Errors name the file, tensor or option.
+  static Result<std::unique_ptr<Runtime>> open(const EngineOptions& options,
+                                               std::unique_ptr<device::Device> device,
+                                               const base::Clock& clock);
+  ~Runtime();
+  Runtime(const Runtime&) = delete;
+  Runtime& operator=(const Runtime&) = delete;
+
+  // Writes the inputs and replays the smallest graph that fits. Asserts 1 to max_rows rows.
+  // Errors: kDevice, kFailedPrecondition (the layout is not the captured one).
+  Status run(const StepBatch& batch);
+  // Logits f32 [vocab] of the `index`-th row of the last batch that wanted them; valid until the
+  // next call of logits or run. Errors: kDevice.
+  Result<std::span<const float>> logits(std::int64_t index);
+  // The pages of sequence row `sequence`. Errors: kDevice.
+  Status write_block_table(std::int32_t sequence, std::span<const std::int32_t> pages);
+
+  const Settings& settings() const { return settings_; }
+  const config::ModelConfig& config() const { return config_; }
+  const model::Decoder& decoder() const { return *decoder_; }
+  const GraphSet& graphs() const { return *graphs_; }
+  device::Device& device() { return *device_; }
+  const device::Device& device() const { return *device_; }
+  storage::Registry& registry() { return registry_; }
+  const storage::Registry& registry() const { return registry_; }
+
+ private:
+  explicit Runtime(std::unique_ptr<device::Device> device) : device_(std::move(device)) {}
+  Status define();
+  Status load(std::shared_ptr<const checkpoint::Checkpoint> checkpoint, const base::Clock& clock,
+              const std::function<void(const Progress&)>& progress);
+  Status capture();
+  Status write_inputs(const StepBatch& batch);
+  Status write_input(storage::SlotId slot, std::span<const std::int32_t> values);
+
+  std::unique_ptr<device::Device> device_;
+  config::ModelConfig config_;
+  Settings settings_;
+  storage::Registry registry_;
+  std::unique_ptr<model::Decoder> decoder_;
+  std::unique_ptr<ops::Kernels> kernels_;
+  std::unique_ptr<device::Stream> stream_;
+  std::unique_ptr<GraphSet> graphs_;
+  std::vector<std::int32_t> column_;  // one input slot's values
+  std::vector<float> logits_;         // only where the host cannot read device memory
+};
+
+}  // namespace holdfast::engine
