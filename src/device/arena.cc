@@ -45,8 +45,8 @@ Result<std::byte*> Arena::allocate(std::size_t bytes, std::size_t alignment) {
                       bytes);
   }
   if (alignment == 0 || (alignment & (alignment - 1)) != 0) {
-    return make_error(ErrorCode::kInvalidArgument, "arena {}: alignment {} is no power of two", name_,
-                      alignment);
+    return make_error(ErrorCode::kInvalidArgument, "arena {}: alignment {} is no power of two",
+                      name_, alignment);
   }
   const auto next = reinterpret_cast<std::uintptr_t>(memory_.address) + used_bytes_;
   const std::size_t gap = (alignment - next % alignment) % alignment;

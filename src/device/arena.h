@@ -64,9 +64,9 @@ class Arena {
   // Fresh pages of this arena's size, readable and writable, filled with kPoisonByte.
   Result<Backing> create_backing();
   // Exchanges the pages under the arena with `backing`'s: the arena's addresses show the staged
-  // content, `backing` holds the previous one (so a second call undoes the first). Both end with the
-  // protection that the arena has. Errors: kFailedPrecondition before seal, kMismatch for another
-  // size, kDevice; on an error the arena is as before.
+  // content, `backing` holds the previous one (so a second call undoes the first). Both end with
+  // the protection that the arena has. Errors: kFailedPrecondition before seal, kMismatch for
+  // another size, kDevice; on an error the arena is as before.
   Status exchange(Backing& backing);
 
  private:

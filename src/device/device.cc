@@ -10,8 +10,9 @@ Status check_manifest(const Graph& graph, const AddressHome& home) {
   for (const ManifestEntry& entry : manifest.entries) {
     if (home.contains(entry.range)) continue;
     return make_error(ErrorCode::kMismatch,
-                      "graph {}: node {} ({}), operand {}: {} bytes at {:#x} do not lie in one live "
-                      "slot: {}; every operand of a captured kernel must be a slot of the registry",
+                      "graph {}: node {} ({}), operand {}: {} bytes at {:#x} do not lie in one "
+                      "live slot: {}; every operand of a captured kernel must be a slot of the "
+                      "registry",
                       graph.label(), entry.node, manifest.nodes[entry.node], entry.role,
                       entry.range.bytes, entry.range.begin, home.describe(entry.range.begin));
   }

@@ -86,8 +86,8 @@ class Device {
   // Page-aligned, rounded up to pages, filled with kPoisonByte. Errors: kResourceExhausted naming
   // the bytes asked for and available.
   virtual Result<Memory> allocate(std::size_t bytes) = 0;
-  // `memory` must be what allocate returned (asserted). Small blocks are poisoned and pooled, so that
-  // a pointer into freed memory reads poison or a stranger's data, as on a GPU with a caching
+  // `memory` must be what allocate returned (asserted). Small blocks are poisoned and pooled, so
+  // that a pointer into freed memory reads poison or a stranger's data, as on a GPU with a caching
   // allocator (and faults under AddressSanitizer); large ones go back to the system.
   virtual void free(Memory memory) = 0;
   // Errors: kDevice, kInvalidArgument for a range that is not whole pages.

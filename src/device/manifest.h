@@ -11,8 +11,8 @@ namespace holdfast::device {
 
 struct ManifestEntry {
   std::uint32_t node = 0;  // index into AddressManifest::nodes
-  std::string role;        // the operand's name in its op: "weight", "bias", "sinks"
-  AddressRange range;
+  std::string role = {};        // the operand's name in its op: "weight", "bias", "sinks"
+  AddressRange range = {};
   Access access = Access::kRead;
 };
 

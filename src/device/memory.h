@@ -7,7 +7,8 @@
 
 namespace holdfast::device {
 
-// Fills memory that was freed or not yet written: as bytes 0xDD, as f32 about -2.0e18, as i32 negative.
+// Fills memory that was freed or not yet written: as bytes 0xDD, as f32 about -2.0e18, as i32
+// negative.
 inline constexpr std::byte kPoisonByte{0xDD};
 
 // A range that a device's allocator gave out. Owns nothing.
@@ -21,7 +22,8 @@ struct AddressRange {
   std::size_t bytes = 0;
   std::uintptr_t end() const { return begin + bytes; }
   bool contains(const AddressRange& inner) const {
-    return inner.begin >= begin && inner.bytes <= bytes && inner.begin - begin <= bytes - inner.bytes;
+    return inner.begin >= begin && inner.bytes <= bytes &&
+           inner.begin - begin <= bytes - inner.bytes;
   }
 };
 

@@ -3,6 +3,8 @@
 // const calls are safe from any thread, publish only from the engine thread between steps.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
@@ -21,6 +23,9 @@ namespace holdfast::storage {
 enum class RegistryState : std::uint8_t { kBuilding, kSealed, kClosing };
 
 inline constexpr std::size_t kMaxSlots = 1u << 20;
+inline constexpr std::size_t kMaxParameters = 1u << 20;
+inline constexpr std::size_t kMaxSlotAlignment = 4096;
+inline constexpr std::size_t kMaxArenaBytes = std::size_t{1} << 46;
 
 // What a commit stamps on a versioned slot.
 struct SlotStamp {
@@ -36,23 +41,28 @@ class Registry final : public device::AddressHome {
   Registry& operator=(const Registry&) = delete;
 
   // --- building. Every call errors with kFailedPrecondition once sealed.
-  // Errors: kInvalidArgument (duplicate or empty name, empty shape, arena mixing versioned and other
-  // slots), kResourceExhausted over kMaxSlots.
+  // Errors: kInvalidArgument (duplicate or empty name, a shape of no elements or of half a byte, an
+  // alignment that is no power of two up to kMaxSlotAlignment, arena mixing versioned and other
+  // slots, kConstant: see below), kResourceExhausted over kMaxSlots or kMaxArenaBytes.
   Result<SlotId> define(SlotSpec spec);
-  // As define for a kConstant slot whose bytes come from the config; every transaction writes
-  // `value` anew. Errors as define; kMismatch when value is not the slot's size.
+  // The way to define a kConstant slot, whose bytes come from the config; every transaction writes
+  // `value` anew. Errors as define; kInvalidArgument for another class, kMismatch when value is not
+  // the slot's size.
   Result<SlotId> define_constant(SlotSpec spec, std::vector<std::byte> value);
-  // Errors: kInvalidArgument (duplicate name, unknown slot, a slot that is not kWeight), kMismatch
-  // (dtype differs from the slot's, range leaves the slot, overlaps another parameter's range).
+  // Errors: kInvalidArgument (duplicate or empty name, a shape of no elements, unknown slot, a slot
+  // that is not kWeight, an offset without a slot), kMismatch (dtype differs from the slot's, range
+  // leaves the slot, overlaps another parameter's range), kResourceExhausted over kMaxParameters.
   Result<ParameterId> bind(ParameterSpec spec);
-  // Errors: kInvalidArgument (an output not kDerived or with two derivations, an unknown input),
-  // kMismatch (a sliced input or output whose first dimension is not slice_count).
+  // Errors: kInvalidArgument (duplicate or empty name, no function, no output, slice_count < 1, an
+  // output not kDerived or with two derivations, an unknown or unversioned input), kMismatch (a
+  // sliced input or output whose first dimension is not slice_count).
   Status derive(Derivation derivation);
 
   // Lays the slots out, allocates the arenas on `device` and fixes every address. Unversioned
   // arenas are zeroed; versioned ones hold poison until the first commit, then are read-only.
   // Errors: kFailedPrecondition (sealed already; a weight slot not wholly covered by parameters; a
-  // derived slot without a derivation; a cycle among derivations, naming it), allocation errors.
+  // derived slot without a derivation; a cycle among derivations, naming it; no slot), allocation
+  // errors. On an error the registry is still building and holds no memory.
   Status seal(device::Device& device);
 
   // --- AddressHome
@@ -97,8 +107,17 @@ class Registry final : public device::AddressHome {
 
  private:
   struct ArenaRecord;
+  Status check_building(std::string_view what, std::string_view name) const;
+  Status check_spec(const SlotSpec& spec) const;
+  Result<SlotId> add_slot(SlotSpec spec);
+  Status check_range(const ParameterSpec& spec, std::size_t bytes) const;
+  Status check_outputs(const Derivation& derivation) const;
+  Status check_inputs(const Derivation& derivation) const;
   Status check_complete() const;
   Status order_derivations();
+  Result<std::unique_ptr<device::Arena>> lay_out(device::Device& device, const ArenaRecord& record,
+                                                 std::vector<device::AddressRange>& ranges) const;
+  void index_addresses();
   RegistryState state_ = RegistryState::kBuilding;
   std::uint64_t layout_generation_ = 0;
   device::Device* device_ = nullptr;
@@ -108,6 +127,10 @@ class Registry final : public device::AddressHome {
   std::unordered_map<std::string, SlotId> slot_by_name_;
   std::unordered_map<std::string, ParameterId> parameter_by_name_;
   std::unordered_map<SlotId, std::vector<std::byte>> constant_values_;
+  std::unordered_map<SlotId, std::map<std::size_t, ParameterId>> bound_;  // by offset in the slot
+  std::unordered_map<SlotId, std::size_t> derivation_of_;  // index while building
+  std::unordered_map<std::string, std::size_t> arena_by_name_;
+  std::vector<std::size_t> arena_of_slot_;  // index into arenas_
   std::vector<std::unique_ptr<ArenaRecord>> arenas_;
   std::vector<SlotId> by_address_;  // sorted once sealed
   Epoch epoch_;

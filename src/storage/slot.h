@@ -2,6 +2,7 @@
 // bytes may. Parameter: a model name bound to (part of) a slot, or to staging alone. Values.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -37,32 +38,32 @@ std::string_view slot_class_name(SlotClass slot_class);  // "weight", "derived",
 bool is_versioned(SlotClass slot_class);
 
 struct SlotSpec {
-  std::string name;  // unique: "layers.3.experts.swiglu_alpha"
+  std::string name = {};  // unique: "layers.3.experts.swiglu_alpha"
   SlotClass slot_class = SlotClass::kWeight;
   tensor::DType dtype = tensor::DType::kF32;
-  tensor::Shape shape;
+  tensor::Shape shape = {};
   // The arena that holds it; empty means "weights" for versioned classes and "working" for the
   // rest. Versioned and other slots may not share an arena.
-  std::string arena;
+  std::string arena = {};
   std::size_t alignment = 64;
 };
 
 struct Slot {
-  SlotSpec spec;
-  SlotId id;
-  device::AddressRange range;  // fixed by seal
+  SlotSpec spec = {};
+  SlotId id = {};
+  device::AddressRange range = {};  // fixed by seal
   // Of the last commit; for unversioned slots epoch 0 and no digest.
-  Epoch epoch;
-  std::optional<base::Digest> digest;
+  Epoch epoch = {};
+  std::optional<base::Digest> digest = {};
 };
 
 // A checkpoint tensor that the model needs. Resident: its bytes land in `slot` at `offset_bytes`
 // unchanged. Transient (no slot): it lives in staging only and feeds derivations.
 struct ParameterSpec {
-  std::string name;  // "model.layers.3.self_attn.q_proj.weight"
+  std::string name = {};  // "model.layers.3.self_attn.q_proj.weight"
   tensor::DType dtype = tensor::DType::kBF16;
-  tensor::Shape shape;
-  std::optional<SlotId> slot;
+  tensor::Shape shape = {};
+  std::optional<SlotId> slot = {};
   std::size_t offset_bytes = 0;
 };
 
@@ -75,14 +76,14 @@ using DeriveFunction =
 
 // How derived slots are computed from parameters and other slots.
 struct Derivation {
-  std::string name;  // "layers.3.experts.gate_up.pack"
-  std::vector<DeriveInput> inputs;
-  std::vector<SlotId> outputs;
+  std::string name = {};  // "layers.3.experts.gate_up.pack"
+  std::vector<DeriveInput> inputs = {};
+  std::vector<SlotId> outputs = {};
   // Above 1: transient parameter inputs and all outputs have this first dimension, and the function
   // sees one row of it at a time (rank kept, first dimension 1), so that staging holds one expert
   // and not a layer. Slot inputs are passed whole.
   std::int64_t slice_count = 1;
-  DeriveFunction function;
+  DeriveFunction function = {};
 };
 
 }  // namespace holdfast::storage

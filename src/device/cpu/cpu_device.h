@@ -1,5 +1,6 @@
-// The CPU as a Device: anonymous pages, mprotect, mremap, worker threads, and a capture that records
-// each kernel with its resolved addresses and replays it verbatim.
+// The CPU as a Device: anonymous pages, mprotect, mremap, worker threads, and a capture that
+// records each kernel with its resolved addresses and replays it verbatim.
+// A device is thread-safe; a stream and its graphs belong to one thread.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +19,7 @@ namespace holdfast::device {
 // One operand of a kernel: what the manifest records.
 struct Operand {
   const char* role = "";
-  AddressRange range;
+  AddressRange range = {};
   Access access = Access::kRead;
 };
 // The bytes of `view` as an operand; an empty view gives an empty range, which is not recorded.
@@ -30,14 +31,14 @@ inline constexpr std::size_t kMaxKernelArgBytes = 1024;
 inline constexpr std::size_t kMaxKernelOperands = 24;
 
 // `run` gets the address of the arguments or of a copy of them. In a capture every pointer in the
-// arguments must lie in a declared operand or in read-only memory of the program: a pointer to a heap
-// or stack object, or to a slot that no operand names, fails the capture.
+// arguments must lie in a declared operand or in read-only memory of the program: a pointer to a
+// heap or stack object, or to a slot that no operand names, fails the capture.
 struct CpuKernel {
   const char* name = "";
   void (*run)(const void* args, WorkerPool& workers) = nullptr;
   const void* args = nullptr;
   std::size_t arg_bytes = 0;
-  std::span<const Operand> operands;
+  std::span<const Operand> operands = {};
 };
 
 class CpuStream : public Stream {
@@ -50,7 +51,8 @@ class CpuStream : public Stream {
 };
 
 // Launches a kernel whose arguments are a trivially copyable struct:
-//   launch_cpu<&run_rms_norm>(stream, "rms_norm", args, {reads("x", args.x), writes("out", args.out)})
+//   launch_cpu<&run_rms_norm>(stream, "rms_norm", args,
+//                             {reads("x", args.x), writes("out", args.out)})
 // where run_rms_norm is `void(const Args&, WorkerPool&)`. Asserts that `stream` is a CPU stream.
 template <auto Function, typename Args>
 Status launch_cpu(Stream& stream, const char* name, const Args& args,
@@ -67,8 +69,8 @@ Status launch_cpu(Stream& stream, const char* name, const Args& args,
       .operands = std::span<const Operand>(operands.begin(), operands.size())};
   auto& cpu_stream = static_cast<CpuStream&>(stream);
   if (!stream.capturing()) return cpu_stream.launch(kernel);
-  // Padding holds whatever the stack held, stale pointers included: a capture looks at every word of
-  // the arguments, and must find the same ones each time.
+  // Padding holds whatever the stack held, stale pointers included: a capture looks at every word
+  // of the arguments, and must find the same ones each time.
   Args recorded = args;
 #if defined(__has_builtin)
 #if __has_builtin(__builtin_clear_padding)

@@ -15,8 +15,8 @@ namespace {
 // stacks and all mappings of a position-independent program lie above.
 constexpr std::uintptr_t kLowestHostPointer = std::uintptr_t{0x5000} << 32;
 
-// The process's writable ranges: a pointer there that is no operand is state which a replay would read
-// behind the manifest's back, and which may move or end before the graph does.
+// The process's writable ranges: a pointer there that is no operand is state which a replay would
+// read behind the manifest's back, and which may move or end before the graph does.
 std::vector<AddressRange> writable_ranges() {
   std::vector<AddressRange> ranges;
   std::ifstream maps("/proc/self/maps");
@@ -92,8 +92,8 @@ Status CpuGraph::check_node(std::size_t index, std::size_t first_entry, std::siz
     }
     return false;
   };
-  // Every 4 bytes, because a packed struct may hold a pointer there. Host pointers are looked for at
-  // their natural alignment alone: elsewhere two counts could pass for one.
+  // Every 4 bytes, because a packed struct may hold a pointer there. Host pointers are looked for
+  // at their natural alignment alone: elsewhere two counts could pass for one.
   for (std::size_t at = 0; at + sizeof(std::uintptr_t) <= node.arg_bytes; at += 4) {
     std::uintptr_t word = 0;
     std::memcpy(&word, args_of(node) + at, sizeof(word));
@@ -103,8 +103,9 @@ Status CpuGraph::check_node(std::size_t index, std::size_t first_entry, std::siz
                          any_contains(writable, word);
     if (!in_slot && !in_host) continue;
     return make_error(ErrorCode::kMismatch,
-                      "graph {}: node {} ({}): the arguments hold the pointer {:#x} at byte {}, which "
-                      "no operand declares: {}; declare it, or place what it points to in a slot",
+                      "graph {}: node {} ({}): the arguments hold the pointer {:#x} at byte {}, "
+                      "which no operand declares: {}; declare it, or place what it points to in a "
+                      "slot",
                       label_, index, recording_.manifest_.nodes[index], word, at,
                       home_.describe(word));
   }
@@ -115,12 +116,13 @@ Status CpuGraph::launch(Stream& stream) {
   HF_ASSERT(stream.kind() == DeviceKind::kCpu, "a CPU graph was launched on another device");
   if (home_.layout_generation() != layout_generation_) {
     return make_error(ErrorCode::kFailedPrecondition,
-                      "graph {} was captured over layout generation {}, now it is {}: its addresses "
-                      "are no longer valid; it must not be replayed",
+                      "graph {} was captured over layout generation {}, now it is {}: its "
+                      "addresses are no longer valid; it must not be replayed",
                       label_, layout_generation_, home_.layout_generation());
   }
   if (stream.capturing()) {
-    return make_error(ErrorCode::kFailedPrecondition, "graph {}: launched inside a capture", label_);
+    return make_error(ErrorCode::kFailedPrecondition, "graph {}: launched inside a capture",
+                      label_);
   }
   WorkerPool& workers = static_cast<CpuStream&>(stream).workers();
   for (const CpuRecording::Node& node : recording_.nodes_) node.run(args_of(node), workers);

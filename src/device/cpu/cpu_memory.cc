@@ -67,8 +67,8 @@ std::byte* map_aligned(std::size_t bytes, std::size_t alignment, int protection,
   return begin + head;
 }
 
-// Moves the pages at `from` onto `to`, replacing what is mapped there. `keep` leaves an empty mapping
-// at `from`, so that no other thread's mmap can land in the gap.
+// Moves the pages at `from` onto `to`, replacing what is mapped there. `keep` leaves an empty
+// mapping at `from`, so that no other thread's mmap can land in the gap.
 bool move_pages(std::byte* from, std::byte* to, std::size_t bytes, bool keep) {
   const int flags = MREMAP_MAYMOVE | MREMAP_FIXED | (keep ? MREMAP_DONTUNMAP : 0);
   return mremap(from, bytes, bytes, flags, to) == static_cast<void*>(to);
@@ -187,7 +187,7 @@ Status CpuMemory::protect(Memory memory, Protection protection) {
 }
 
 // a's pages step aside into a parking range, b's take their place, the parked ones take b's. Every
-// step is one system call that either happens or does not, so an error unwinds by the reverse steps.
+// step is one system call that happens or does not, so an error unwinds by the reverse steps.
 Status CpuMemory::exchange(Memory a, Memory b) {
   const std::lock_guard lock(mutex_);
   HF_ASSERT(is_live(a) && is_live(b) && a.bytes == b.bytes && a.address != b.address,

@@ -1,5 +1,5 @@
-// CpuMemory: anonymous pages of the process as a device's memory: allocation with poison and a pool,
-// protection, and the exchange of pages under two fixed ranges. Owned by CpuDevice; any thread.
+// CpuMemory: anonymous pages of the process as a device's memory: allocation with poison and a
+// pool, protection, and the exchange of pages under two ranges. Owned by CpuDevice; any thread.
 #pragma once
 
 #include <cstddef>

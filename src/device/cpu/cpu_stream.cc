@@ -45,8 +45,8 @@ class CpuStreamImpl final : public CpuStream {
 
   Status launch(const CpuKernel& kernel) override {
     HF_ASSERT(kernel.run != nullptr, "a kernel without a function");
-    HF_ASSERT(kernel.arg_bytes <= kMaxKernelArgBytes, "a kernel's arguments exceed kMaxKernelArgBytes");
-    HF_ASSERT(kernel.operands.size() <= kMaxKernelOperands, "a kernel exceeds kMaxKernelOperands");
+    HF_ASSERT(kernel.arg_bytes <= kMaxKernelArgBytes, "arguments over kMaxKernelArgBytes");
+    HF_ASSERT(kernel.operands.size() <= kMaxKernelOperands, "operands over kMaxKernelOperands");
     if (recording_) {
       recording_->add(kernel);
     } else {
@@ -79,7 +79,9 @@ class CpuStreamImpl final : public CpuStream {
   }
 
   Result<std::unique_ptr<Graph>> end_capture(const AddressHome& home, std::string label) override {
-    if (!recording_) return make_error(ErrorCode::kFailedPrecondition, "the stream is not capturing");
+    if (!recording_) {
+      return make_error(ErrorCode::kFailedPrecondition, "the stream is not capturing");
+    }
     CpuRecording recording = std::move(*recording_);
     recording_.reset();
     return std::unique_ptr<Graph>(

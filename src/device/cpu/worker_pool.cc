@@ -12,8 +12,8 @@
 namespace holdfast::device {
 namespace {
 
-// About 50 us of waiting before a thread gives its core back: longer than the gap between two kernels
-// of a step, shorter than anyone notices.
+// About 50 us of waiting before a thread gives its core back: longer than the gap between two
+// kernels of a step, shorter than anyone notices.
 constexpr int kSpinRounds = 2000;
 // More workers than cores: whoever spins keeps the core from the thread that it waits for.
 constexpr int kOversubscribedSpinRounds = 16;

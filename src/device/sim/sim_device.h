@@ -62,7 +62,8 @@ class SimDevice final : public Device {
  private:
   class SimStream;
   class SimGraph;
-  // The plan that fires on this call of `fault`, if any; counts the call. A lost device fires always.
+  // The plan that fires on this call of `fault`, if any; counts the call. On a lost device that
+  // plan fires always.
   std::optional<FaultPlan> strike(Fault fault);
   // As strike, as the error that the caller sees.
   Status check(Fault fault, ErrorCode code);
