@@ -45,8 +45,10 @@ class Batch {
                           "the engine is idle while {} requests have not ended",
                           outstanding_.size());
     }
-    HF_ASSIGN(std::vector<Event> events, engine_.step());
-    for (Event& event : events) take(event);
+    Result<std::vector<Event>> events = engine_.step();
+    if (!events.ok()) return weigh(events.error());
+    errors_in_a_row_ = 0;
+    for (Event& event : *events) take(event);
     return {};
   }
 
@@ -59,6 +61,15 @@ class Batch {
   }
 
  private:
+  // A step that failed for one request has ended that request, and the others go on; its last event
+  // is still to come. Steps that go on failing have failed for all.
+  Status weigh(const Error& error) {
+    if (engine_.poisoned() || error.code() != ErrorCode::kDevice) return error;
+    if (++errors_in_a_row_ > kMaxOutstanding) return error;
+    step_error_ = error;
+    return {};
+  }
+
   void take(Event& event) {
     const auto found = outstanding_.find(event.request.value);
     if (found == outstanding_.end()) return;
@@ -70,6 +81,9 @@ class Batch {
     }
     if (!event.finish_reason) return;
     outcome.finish_reason = event.finish_reason;
+    if (event.finish_reason == FinishReason::kAbort && step_error_) {
+      outcome.error = step_error_->with_context(lines_[found->second].place);
+    }
     outcome.epoch = outcome.tokens.empty() ? engine_.epoch() : outcome.tokens.back().epoch;
     finished_[found->second] = true;
     outstanding_.erase(found);
@@ -82,6 +96,8 @@ class Batch {
   std::unordered_map<std::uint64_t, std::size_t> outstanding_;
   std::size_t next_ = 0, emitted_ = 0;
   std::uint64_t token_count_ = 0;
+  std::optional<Error> step_error_;
+  std::size_t errors_in_a_row_ = 0;
 };
 
 }  // namespace

@@ -1,0 +1,122 @@
+#include "holdfast/inspect.h"
+
+#include <map>
+#include <utility>
+
+#include "api/tokenizer_impl.h"
+#include "base/error.h"
+#include "checkpoint/checkpoint.h"
+#include "experts/experts.h"
+#include "holdfast/tokenizer.h"
+
+namespace holdfast {
+namespace {
+
+std::string base_name(const std::string& path) {
+  const std::size_t slash = path.rfind('/');
+  return slash == std::string::npos ? path : path.substr(slash + 1);
+}
+
+std::vector<std::pair<std::string, std::string>> describe_config(const config::ModelConfig& c) {
+  std::int64_t sliding_count = 0;
+  for (const config::AttentionKind kind : c.layer_kinds) {
+    sliding_count += kind == config::AttentionKind::kSliding ? 1 : 0;
+  }
+  const config::RopeConfig& rope = c.rope;
+  std::vector<std::pair<std::string, std::string>> rows = {
+      {"layers", fmt::format("{}", c.layer_count)},
+      {"hidden size", fmt::format("{}", c.hidden_size)},
+      {"intermediate size", fmt::format("{}", c.intermediate_size)},
+      {"experts", fmt::format("{}, {} per token", c.expert_count, c.experts_per_token)},
+      {"attention", fmt::format("{} query heads, {} key/value heads of {}", c.query_head_count,
+                                c.kv_head_count, c.head_dim)},
+      {"sliding layers", fmt::format("{} of {}, window {}", sliding_count, c.layer_count,
+                                     c.sliding_window)},
+      {"positions", fmt::format("{}", c.max_positions)},
+      {"rope", fmt::format("theta {}, factor {}, original {}", rope.theta, rope.factor,
+                           rope.original_max_positions)},
+      {"swiglu", fmt::format("alpha {}, beta {}, limit {}", c.swiglu.alpha, c.swiglu.beta,
+                             c.swiglu.limit)},
+      {"vocabulary", fmt::format("{}", c.vocab_size)},
+      {"end tokens", fmt::format("{}", fmt::join(c.eos_token_ids, ", "))}};
+  return rows;
+}
+
+void add_tensors(const checkpoint::Checkpoint& checkpoint, InspectReport& report) {
+  std::map<std::string, std::uint64_t> bytes_by_dtype;
+  for (const checkpoint::LocatedTensor& tensor : checkpoint.tensors()) {
+    const checkpoint::TensorEntry& entry = *tensor.entry;
+    InspectTensor shown;
+    shown.name = entry.name;
+    shown.dtype = tensor::dtype_name(entry.dtype);
+    shown.shape = entry.shape.to_string();
+    shown.bytes = entry.end - entry.begin;
+    shown.file = base_name(tensor.file->path());
+    bytes_by_dtype[shown.dtype] += shown.bytes;
+    report.tensors.push_back(std::move(shown));
+  }
+  report.total_bytes = checkpoint.total_bytes();
+  report.bytes_by_dtype.assign(bytes_by_dtype.begin(), bytes_by_dtype.end());
+}
+
+void add_account(const checkpoint::Account& account, InspectReport& report) {
+  for (const checkpoint::ExpectedTensor& tensor : account.missing) {
+    report.missing.push_back(fmt::format("{}: {} {}", tensor.name,
+                                         tensor::dtype_name(tensor.dtype),
+                                         tensor.shape.to_string()));
+  }
+  for (const checkpoint::Account::Unknown& tensor : account.unknown) {
+    std::string line = tensor.name;
+    if (!tensor.nearest.empty()) {
+      line += fmt::format(" (nearest: {})", fmt::join(tensor.nearest, ", "));
+    }
+    report.unknown.push_back(std::move(line));
+  }
+  report.mismatched = account.mismatched;
+}
+
+std::string describe_backend(const config::ModelConfig& config) {
+  const Result<experts::ExpertsChoice> choice = experts::choose_experts_backend(
+      {.scheme = config.expert_scheme,
+       .shape = {.expert_count = config.expert_count,
+                 .experts_per_token = config.experts_per_token,
+                 .hidden_size = config.hidden_size,
+                 .intermediate_size = config.intermediate_size,
+                 .max_rows = 1}});
+  return choice.ok() ? choice->reason : "none: " + choice.error().message();
+}
+
+// Whether a tokenizer was read and fits the model; `report.tokenizer` says what there is.
+bool add_tokenizer(const std::string& directory, std::int64_t vocab_size, InspectReport& report) {
+  const Result<std::unique_ptr<Tokenizer>> tokenizer = Tokenizer::open(directory);
+  if (!tokenizer.ok()) {
+    report.tokenizer = tokenizer.error().message();
+    return false;
+  }
+  report.tokenizer = fmt::format("{} tokens", (*tokenizer)->vocab_size());
+  const Status fits = api::check_tokenizer_fits(**tokenizer, vocab_size);
+  if (!fits.ok()) report.mismatched.push_back(fits.error().message());
+  return fits.ok();
+}
+
+}  // namespace
+
+Result<InspectReport> inspect(const std::string& directory) {
+  HF_ASSIGN(const std::unique_ptr<checkpoint::Checkpoint> checkpoint,
+            checkpoint::Checkpoint::open_for_inspection(directory));
+  const config::ModelConfig& config = checkpoint->config();
+  InspectReport report;
+  report.directory = directory;
+  report.model_type = config.model_type;
+  report.dialect = checkpoint->dialect().name();
+  report.scheme = config::expert_scheme_name(config.expert_scheme);
+  report.experts_backend = describe_backend(config);
+  report.config = describe_config(config);
+  add_tensors(*checkpoint, report);
+  add_account(checkpoint->account(), report);
+  const bool tokenizer_fits = add_tokenizer(directory, config.vocab_size, report);
+  report.complete = checkpoint->account().complete() && tokenizer_fits;
+  return report;
+}
+
+}  // namespace holdfast
