@@ -27,11 +27,11 @@ struct ExpertsShape {
 
 // One layer to be defined.
 struct ExpertsSpec {
-  std::string slot_prefix;       // "layers.3.experts"
-  std::string parameter_prefix;  // "model.layers.3.mlp.experts"
+  std::string slot_prefix = {};       // "layers.3.experts"
+  std::string parameter_prefix = {};  // "model.layers.3.mlp.experts"
   config::ExpertScheme scheme = config::ExpertScheme::kMxfp4;
-  ExpertsShape shape;
-  config::SwigluConfig swiglu;
+  ExpertsShape shape = {};
+  config::SwigluConfig swiglu = {};
 };
 
 // out[r] = residual[r] + sum_k weights[r,k] * expert(ids[r,k], x[r]), k in order, with
@@ -71,8 +71,8 @@ std::optional<ExpertsBackendKind> experts_backend_from_name(std::string_view nam
 struct ExpertsQuery {
   device::DeviceKind device = device::DeviceKind::kCpu;
   config::ExpertScheme scheme = config::ExpertScheme::kMxfp4;
-  ExpertsShape shape;
-  std::optional<ExpertsBackendKind> requested;  // empty: choose
+  ExpertsShape shape = {};
+  std::optional<ExpertsBackendKind> requested = {};  // empty: choose
 };
 struct ExpertsChoice {
   ExpertsBackendKind kind = ExpertsBackendKind::kHoldfast;

@@ -1,0 +1,15 @@
+// The experts backends of this build. Each is made by experts.cc and owned by the model.
+#pragma once
+
+#include <memory>
+
+#include "experts/experts.h"
+
+namespace holdfast::experts {
+
+// Weights as the checkpoint holds them, scalar loops: the formula.
+std::unique_ptr<ExpertsBackend> make_reference_backend();
+// Weights packed in tiles of 16 rows, one row to a lane, Highway on all workers.
+std::unique_ptr<ExpertsBackend> make_holdfast_backend();
+
+}  // namespace holdfast::experts

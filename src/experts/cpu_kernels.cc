@@ -1,0 +1,394 @@
+// See cpu_kernels.h and, for the layouts, cpu_packing.h. Computes
+//   activation[p] = swiglu(gate_e x + bias, up_e x + bias)    (semantics.md 3.7)
+//   down_out[p]   = down_e activation[p] + bias
+//   out[r]        = residual[r] + sum_k weights[r, k] down_out[r, k]
+//
+// A tile of 16 rows meets up to kMaxTokens of its expert's tokens while its codes are decoded once.
+// Per (row, token) the additions have one order, whatever the number of tokens: eight columns are
+// added up from a zero start, times the block's scale for MXFP4, and then added to the row's sum.
+// So a pair's bits depend on its own x and expert alone. Codes and scales decode exactly; the sum of
+// eight products before the scale differs from the reference only in rounding.
+#include "ops/cpu/simd_targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "experts/cpu_kernels.cc"
+#include <algorithm>
+
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "hwy/contrib/math/math-inl.h"
+#include "experts/cpu_kernels.h"
+#include "experts/cpu_packing.h"
+#include "tensor/codecs.h"
+
+#ifndef HF_EXPERTS_CPU_KERNELS_ONCE
+#define HF_EXPERTS_CPU_KERNELS_ONCE
+namespace holdfast::experts::cpu {
+
+inline constexpr int kMaxTokens = 8;
+inline constexpr int kTile = static_cast<int>(kTileRows);
+// Magnitudes of E2M1 with the sign bit's eight after them.
+alignas(64) inline constexpr float kE2M1[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,
+                                                4.0f,  6.0f,  -0.0f, -0.5f, -1.0f, -1.5f,
+                                                -2.0f, -3.0f, -4.0f, -6.0f};
+
+// Some tokens of one expert: where each row of x starts and which pair it belongs to.
+struct Tokens {
+  const float* x[kMaxTokens];
+  std::int64_t pair[kMaxTokens];
+  int count = 0;
+};
+
+}  // namespace holdfast::experts::cpu
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace holdfast::experts::cpu::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// At most one tile wide; narrower vectors take the tile in parts.
+using F32 = hn::CappedTag<float, 16>;
+using U32 = hn::RebindToUnsigned<F32>;
+using VF = hn::Vec<F32>;
+using VU = hn::Vec<U32>;
+
+// The value of the lowest nibble of each lane; the bits above it are ignored.
+HWY_INLINE VF decode_nibble(VU lanes) {
+  const F32 df;
+  const U32 du;
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2
+  const VF table = hn::Load(df, kE2M1);
+  // The hardware ignores index bits above the table; Highway's debug checks do not.
+  const VU index = HWY_IS_DEBUG_BUILD ? hn::And(lanes, hn::Set(du, MaxLanes(df) - 1)) : lanes;
+  const VF value = hn::TableLookupLanes(table, hn::IndicesFromVec(df, index));
+  if (MaxLanes(df) == 16) return value;
+  // Eight lanes hold the magnitudes alone.
+  const VU sign = hn::ShiftLeft<28>(hn::And(lanes, hn::Set(du, 8u)));
+  return hn::BitCast(df, hn::Or(hn::BitCast(du, value), sign));
+#else
+  // From code 2 on a magnitude is the float32 whose exponent and top mantissa bit it holds.
+  const hn::RebindToSigned<F32> di;
+  const VU code = hn::And(lanes, hn::Set(du, 7u));
+  const VF large = hn::BitCast(df, hn::Add(hn::ShiftLeft<22>(code), hn::Set(du, 0x3F000000u)));
+  const VF small = hn::Mul(hn::ConvertTo(df, hn::BitCast(di, code)), hn::Set(df, 0.5f));
+  const auto is_large = hn::Gt(hn::BitCast(di, code), hn::Set(di, 1));
+  const VF value = hn::IfThenElse(hn::RebindMask(df, is_large), large, small);
+  const VU sign = hn::ShiftLeft<28>(hn::And(lanes, hn::Set(du, 8u)));
+  return hn::BitCast(df, hn::Or(hn::BitCast(du, value), sign));
+#endif
+}
+
+// e8m0: 2^(b - 127) exactly, 2^-127 (subnormal) for 0, NaN for 255.
+HWY_INLINE VF decode_scales(const std::uint8_t* from) {
+  const F32 df;
+  const U32 du;
+  const hn::Rebind<std::uint8_t, F32> du8;
+  const VU b = hn::PromoteTo(du, hn::LoadU(du8, from));
+  const VU power = hn::Max(hn::ShiftLeft<23>(b), hn::Set(du, 0x00400000u));
+  const VU nan_bit = hn::ShiftRight<8>(hn::Add(b, hn::Set(du, 1u)));
+  return hn::BitCast(df, hn::Or(power, nan_bit));
+}
+
+// sums[t * kTile + row] = tile . x[t], for an MXFP4 tile of `columns`.
+struct Mxfp4Tile {
+  template <int kTokens>
+  static HWY_INLINE void times(const Matrix& matrix, std::int64_t tile, std::int64_t columns,
+                               const Tokens& tokens, float* sums) {
+    const F32 df;
+    const U32 du;
+    const int lanes = static_cast<int>(hn::Lanes(df));
+    const std::int64_t blocks = columns / tensor::kMxBlock;
+    const auto* codes = reinterpret_cast<const std::uint32_t*>(matrix.weights) +
+                        tile * blocks * (kBlockCodeBytes / 4);
+    const std::uint8_t* scales = matrix.scales + tile * blocks * kTileRows;
+    for (int part = 0; part < kTile; part += lanes) {
+      VF sum[kTokens];
+#pragma GCC unroll 8
+      for (int t = 0; t < kTokens; ++t) sum[t] = hn::Zero(df);
+      for (std::int64_t b = 0; b < blocks; ++b) {
+        const VF scale = decode_scales(scales + b * kTileRows + part);
+        for (int v = 0; v < 4; ++v) {
+          const VU packed = hn::LoadU(du, codes + (b * 4 + v) * kTile + part);
+          const VF w0 = decode_nibble(packed);
+          const VF w1 = decode_nibble(hn::ShiftRight<4>(packed));
+          const VF w2 = decode_nibble(hn::ShiftRight<8>(packed));
+          const VF w3 = decode_nibble(hn::ShiftRight<12>(packed));
+          const VF w4 = decode_nibble(hn::ShiftRight<16>(packed));
+          const VF w5 = decode_nibble(hn::ShiftRight<20>(packed));
+          const VF w6 = decode_nibble(hn::ShiftRight<24>(packed));
+          const VF w7 = decode_nibble(hn::ShiftRight<28>(packed));
+#pragma GCC unroll 8
+          for (int t = 0; t < kTokens; ++t) {
+            const float* x = tokens.x[t] + b * tensor::kMxBlock + v * 8;
+            VF p = hn::Mul(w0, hn::Set(df, x[0]));
+            p = hn::MulAdd(w1, hn::Set(df, x[1]), p);
+            p = hn::MulAdd(w2, hn::Set(df, x[2]), p);
+            p = hn::MulAdd(w3, hn::Set(df, x[3]), p);
+            p = hn::MulAdd(w4, hn::Set(df, x[4]), p);
+            p = hn::MulAdd(w5, hn::Set(df, x[5]), p);
+            p = hn::MulAdd(w6, hn::Set(df, x[6]), p);
+            p = hn::MulAdd(w7, hn::Set(df, x[7]), p);
+            sum[t] = hn::MulAdd(p, scale, sum[t]);
+          }
+        }
+      }
+#pragma GCC unroll 8
+      for (int t = 0; t < kTokens; ++t) hn::StoreU(sum[t], df, sums + t * kTile + part);
+    }
+  }
+};
+
+HWY_INLINE VF load_bf16(const std::uint16_t* from) {
+  const U32 du;
+  const hn::Rebind<std::uint16_t, F32> du16;
+  return hn::BitCast(F32(), hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(du16, from))));
+}
+
+// As Mxfp4Tile, for a bf16 tile.
+struct Bf16Tile {
+  template <int kTokens>
+  static HWY_INLINE void times(const Matrix& matrix, std::int64_t tile, std::int64_t columns,
+                               const Tokens& tokens, float* sums) {
+    const F32 df;
+    const int lanes = static_cast<int>(hn::Lanes(df));
+    const auto* weights =
+        reinterpret_cast<const std::uint16_t*>(matrix.weights) + tile * columns * kTile;
+    for (int part = 0; part < kTile; part += lanes) {
+      VF sum[kTokens];
+#pragma GCC unroll 8
+      for (int t = 0; t < kTokens; ++t) sum[t] = hn::Zero(df);
+      for (std::int64_t first = 0; first < columns; first += 8) {
+        const std::int64_t end = std::min<std::int64_t>(first + 8, columns);
+        VF p[kTokens];
+#pragma GCC unroll 8
+        for (int t = 0; t < kTokens; ++t) p[t] = hn::Zero(df);
+        for (std::int64_t k = first; k < end; ++k) {
+          const VF w = load_bf16(weights + k * kTile + part);
+#pragma GCC unroll 8
+          for (int t = 0; t < kTokens; ++t) {
+            p[t] = hn::MulAdd(w, hn::Set(df, tokens.x[t][k]), p[t]);
+          }
+        }
+#pragma GCC unroll 8
+        for (int t = 0; t < kTokens; ++t) sum[t] = hn::Add(sum[t], p[t]);
+      }
+#pragma GCC unroll 8
+      for (int t = 0; t < kTokens; ++t) hn::StoreU(sum[t], df, sums + t * kTile + part);
+    }
+  }
+};
+
+// One function per token count: each decodes the tile once for all of its tokens.
+template <class Tile, int kTokens>
+HWY_NOINLINE void tile_times(const Matrix& matrix, std::int64_t tile, std::int64_t columns,
+                             const Tokens& tokens, float* sums) {
+  Tile::template times<kTokens>(matrix, tile, columns, tokens, sums);
+}
+
+template <class Tile>
+HWY_INLINE void multiply(const Matrix& matrix, std::int64_t tile, std::int64_t columns,
+                         const Tokens& tokens, float* sums) {
+  switch (tokens.count) {
+    case 1: return tile_times<Tile, 1>(matrix, tile, columns, tokens, sums);
+    case 2: return tile_times<Tile, 2>(matrix, tile, columns, tokens, sums);
+    case 3: return tile_times<Tile, 3>(matrix, tile, columns, tokens, sums);
+    case 4: return tile_times<Tile, 4>(matrix, tile, columns, tokens, sums);
+    case 5: return tile_times<Tile, 5>(matrix, tile, columns, tokens, sums);
+    case 6: return tile_times<Tile, 6>(matrix, tile, columns, tokens, sums);
+    case 7: return tile_times<Tile, 7>(matrix, tile, columns, tokens, sums);
+    default: return tile_times<Tile, 8>(matrix, tile, columns, tokens, sums);
+  }
+}
+
+HWY_INLINE void tile_product(const Matrix& matrix, std::int64_t tile, std::int64_t columns,
+                             const Tokens& tokens, float* sums) {
+  if (matrix.scales != nullptr) {
+    multiply<Mxfp4Tile>(matrix, tile, columns, tokens, sums);
+  } else {
+    multiply<Bf16Tile>(matrix, tile, columns, tokens, sums);
+  }
+}
+
+// The constants of one expert.
+struct Swiglu {
+  float alpha = 0.0f, beta = 0.0f, limit = 0.0f;
+};
+
+// out[i] = g / (1 + exp(-alpha g)) * (u + beta) for a whole tile, g and u clamped. A NaN stays one.
+HWY_INLINE void swiglu_tile(const float* gate, const float* up, Swiglu constants, float* out) {
+  const F32 df;
+  const VF limit = hn::Set(df, constants.limit);
+  const VF lowest = hn::Neg(limit);
+  const VF one = hn::Set(df, 1.0f);
+  for (int i = 0; i < kTile; i += static_cast<int>(hn::Lanes(df))) {
+    VF g = hn::LoadU(df, gate + i);
+    VF u = hn::LoadU(df, up + i);
+    g = hn::IfThenElse(hn::Gt(g, limit), limit, g);
+    u = hn::IfThenElse(hn::Gt(u, limit), limit, u);
+    u = hn::IfThenElse(hn::Lt(u, lowest), lowest, u);
+    // Beyond 88 exp leaves float32; the quotient is below 1e-35 there either way.
+    const VF power = hn::Min(hn::Mul(hn::Set(df, -constants.alpha), g), hn::Set(df, 88.0f));
+    const VF gated = hn::Div(g, hn::Add(one, hn::Exp(df, power)));
+    hn::StoreU(hn::Mul(gated, hn::Add(u, hn::Set(df, constants.beta))), df, out + i);
+  }
+}
+
+// sums[t * kTile + row] += bias[row * stride], rows past the matrix left alone.
+HWY_INLINE void add_bias(const std::uint16_t* bias, std::int64_t stride, std::int64_t rows,
+                         const Tokens& tokens, float* sums) {
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const float value = tensor::bf16_to_f32(bias[row * stride]);
+    for (int t = 0; t < tokens.count; ++t) sums[t * kTile + row] += value;
+  }
+}
+
+// One gate tile and its up tile for some tokens of one expert.
+HWY_INLINE void gate_up_tile(const MoeArgs& args, std::int64_t expert, std::int64_t tile,
+                             const Tokens& tokens) {
+  const std::int64_t tiles = (args.intermediate + kTile - 1) / kTile;
+  const std::int64_t first = tile * kTile;
+  const std::int64_t rows = std::min<std::int64_t>(kTile, args.intermediate - first);
+  const std::uint16_t* bias = args.gate_up.bias + (expert * args.intermediate + first) * 2;
+  HWY_ALIGN float gate[kMaxTokens * kTile];
+  HWY_ALIGN float up[kMaxTokens * kTile];
+  const std::int64_t packed_tile = (expert * tiles + tile) * 2;
+  tile_product(args.gate_up, packed_tile, args.hidden, tokens, gate);
+  tile_product(args.gate_up, packed_tile + 1, args.hidden, tokens, up);
+  add_bias(bias, 2, rows, tokens, gate);
+  add_bias(bias + 1, 2, rows, tokens, up);
+  const Swiglu constants{args.alpha[expert], args.beta[expert], args.limit[expert]};
+  for (int t = 0; t < tokens.count; ++t) {
+    HWY_ALIGN float values[kTile];
+    swiglu_tile(gate + t * kTile, up + t * kTile, constants, values);
+    std::copy_n(values, rows, args.activation + tokens.pair[t] * args.intermediate + first);
+  }
+}
+
+HWY_INLINE void down_tile(const MoeArgs& args, std::int64_t expert, std::int64_t tile,
+                          const Tokens& tokens) {
+  const std::int64_t tiles = (args.hidden + kTile - 1) / kTile;
+  const std::int64_t first = tile * kTile;
+  const std::int64_t rows = std::min<std::int64_t>(kTile, args.hidden - first);
+  HWY_ALIGN float sums[kMaxTokens * kTile];
+  tile_product(args.down, expert * tiles + tile, args.intermediate, tokens, sums);
+  add_bias(args.down.bias + expert * args.hidden + first, 1, rows, tokens, sums);
+  for (int t = 0; t < tokens.count; ++t) {
+    std::copy_n(sums + t * kTile, rows, args.down_out + tokens.pair[t] * args.hidden + first);
+  }
+}
+
+// Pairs [begin, begin + kMaxTokens) of an expert's group, at most to `end`. `by_pair`: x has a row
+// per pair and not per token.
+HWY_INLINE Tokens take_tokens(const MoeArgs& args, std::int64_t begin, std::int64_t end,
+                              bool by_pair) {
+  Tokens tokens;
+  tokens.count = static_cast<int>(std::min<std::int64_t>(kMaxTokens, end - begin));
+  for (int t = 0; t < tokens.count; ++t) {
+    const std::int64_t pair = args.group_pairs[begin + t];
+    tokens.pair[t] = pair;
+    tokens.x[t] = by_pair ? args.activation + pair * args.intermediate
+                          : args.x + pair / args.experts_per_token * args.hidden;
+  }
+  return tokens;
+}
+
+// Calls run(expert, tile, tokens) for tiles [begin, end) of every expert that has tokens: a worker
+// reads one stretch of each expert. A tile stays in the first-level cache for all of its tokens.
+template <typename Run>
+HWY_INLINE void for_tiles(const MoeArgs& args, std::int64_t begin, std::int64_t end, bool by_pair,
+                          const Run& run) {
+  for (std::int64_t expert = 0; expert < args.expert_count; ++expert) {
+    const std::int64_t first = args.group_begin[expert];
+    const std::int64_t last = args.group_begin[expert + 1];
+    if (first == last) continue;
+    for (std::int64_t tile = begin; tile < end; ++tile) {
+      for (std::int64_t i = first; i < last; i += kMaxTokens) {
+        run(expert, tile, take_tokens(args, i, last, by_pair));
+      }
+    }
+  }
+}
+
+void gate_up_tiles(const MoeArgs& args, std::int64_t begin, std::int64_t end) {
+  for_tiles(args, begin, end, false,
+            [&](std::int64_t expert, std::int64_t tile, const Tokens& tokens)
+                HWY_ATTR { gate_up_tile(args, expert, tile, tokens); });
+}
+
+void down_tiles(const MoeArgs& args, std::int64_t begin, std::int64_t end) {
+  for_tiles(args, begin, end, true,
+            [&](std::int64_t expert, std::int64_t tile, const Tokens& tokens)
+                HWY_ATTR { down_tile(args, expert, tile, tokens); });
+}
+
+}  // namespace holdfast::experts::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace holdfast::experts::cpu {
+
+HWY_EXPORT(gate_up_tiles);
+HWY_EXPORT(down_tiles);
+
+namespace {
+
+std::int64_t active_row_count(const MoeArgs& args) {
+  return std::clamp<std::int64_t>(*args.active_rows, 0, args.n);
+}
+
+bool has_expert(const MoeArgs& args, std::int64_t pair) {
+  return args.ids[pair] >= 0 && args.ids[pair] < args.expert_count;
+}
+
+}  // namespace
+
+// A counting sort: stable, so an expert's pairs ascend. Pairs of no expert are left out.
+void group_pairs(const MoeArgs& args, device::WorkerPool&) {
+  const std::int64_t pairs = active_row_count(args) * args.experts_per_token;
+  std::fill_n(args.group_begin, args.expert_count + 1, 0);
+  for (std::int64_t p = 0; p < pairs; ++p) {
+    if (has_expert(args, p)) ++args.group_begin[args.ids[p] + 1];
+  }
+  for (std::int64_t e = 0; e < args.expert_count; ++e) {
+    args.group_begin[e + 1] += args.group_begin[e];
+  }
+  for (std::int64_t p = 0; p < pairs; ++p) {
+    if (has_expert(args, p)) {
+      args.group_pairs[args.group_begin[args.ids[p]]++] = static_cast<std::int32_t>(p);
+    }
+  }
+  // Every begin has moved to its group's end, which is the next group's begin.
+  for (std::int64_t e = args.expert_count; e > 0; --e) args.group_begin[e] = args.group_begin[e - 1];
+  args.group_begin[0] = 0;
+}
+
+void gate_up(const MoeArgs& args, device::WorkerPool& workers) {
+  const auto tiles = HWY_DYNAMIC_DISPATCH(gate_up_tiles);
+  workers.parallel_for((args.intermediate + kTile - 1) / kTile, 1,
+                       [&](std::int64_t begin, std::int64_t end, int) { tiles(args, begin, end); });
+}
+
+void down(const MoeArgs& args, device::WorkerPool& workers) {
+  const auto tiles = HWY_DYNAMIC_DISPATCH(down_tiles);
+  workers.parallel_for((args.hidden + kTile - 1) / kTile, 1,
+                       [&](std::int64_t begin, std::int64_t end, int) { tiles(args, begin, end); });
+}
+
+void combine(const MoeArgs& args, device::WorkerPool& workers) {
+  const std::int64_t k = args.experts_per_token;
+  workers.parallel_for(
+      active_row_count(args), 1, [&](std::int64_t begin, std::int64_t end, int) {
+        for (std::int64_t r = begin; r < end; ++r) {
+          for (std::int64_t h = 0; h < args.hidden; ++h) {
+            float sum = 0.0f;
+            for (std::int64_t p = r * k; p < (r + 1) * k; ++p) {
+              if (has_expert(args, p)) sum += args.weights[p] * args.down_out[p * args.hidden + h];
+            }
+            args.out[r * args.hidden + h] = args.residual[r * args.hidden + h] + sum;
+          }
+        }
+      });
+}
+
+}  // namespace holdfast::experts::cpu
+#endif

@@ -1,0 +1,39 @@
+// What every experts backend does alike: checks of a spec and of forward's operands, and the
+// constant slots. Used by the backends on the thread that defines or launches.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "experts/experts.h"
+#include "holdfast/result.h"
+#include "storage/registry.h"
+
+namespace holdfast::experts {
+
+// The arena of every layer's alpha, beta and limit.
+inline constexpr const char* kConstantsArena = "experts.constants";
+
+// Errors: kInvalidArgument naming slot_prefix, the dimension and its value: no positive dimension,
+// more experts per token than experts, MXFP4 dimensions that are no multiple of its block of 32.
+Status check_spec(const ExpertsSpec& spec);
+
+// The three constants of one layer, f32 [E] each, the same value for every expert.
+struct ConstantSlots {
+  storage::SlotId alpha, beta, limit;
+  std::vector<std::string> names;
+};
+Result<ConstantSlots> define_constants(storage::Registry& registry, const ExpertsSpec& spec);
+
+// A weight slot and the checkpoint tensor of the same dtype and shape that fills it:
+// `<slot_prefix>.<tensor>` from `<parameter_prefix>.<tensor>`.
+Result<storage::SlotId> define_weight(storage::Registry& registry, const ExpertsSpec& spec,
+                                      const std::string& tensor, tensor::DType dtype,
+                                      const tensor::Shape& shape);
+
+// Errors: kMismatch naming operand and both shapes or dtypes; kFailedPrecondition for more rows
+// than shape.max_rows.
+Status check_forward(const ExpertsArgs& args, const ExpertsShape& shape);
+
+}  // namespace holdfast::experts
