@@ -1,0 +1,307 @@
+#include "holdfast/drill.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "drill/count.h"
+#include "drill/greedy.h"
+#include "drill/live_reload.h"
+#include "drill/prompts.h"
+#include "drill/report_json.h"
+#include "holdfast/engine.h"
+#include "holdfast/tokenizer.h"
+
+namespace holdfast {
+namespace {
+
+using drill::Count;
+using drill::Names;
+using drill::Prompts;
+using drill::Run;
+
+constexpr std::int64_t kMinTokens = 3 * drill::kMinTokensOfEachEpoch;
+constexpr std::int64_t kMaxTokens = 1 << 16;
+constexpr std::size_t kLivePrompts = 8;  // as many as decode together
+constexpr std::int64_t kPageBytes = 4096;
+
+double ms_between(std::int64_t begin_ns, std::int64_t end_ns) {
+  return static_cast<double>(end_ns - begin_ns) / 1e6;
+}
+
+Status check_options(const DrillOptions& options) {
+  const std::vector<std::string> faults = drill_faults();
+  if (!options.inject.empty() &&
+      std::find(faults.begin(), faults.end(), options.inject) == faults.end()) {
+    return make_error(ErrorCode::kInvalidArgument, "inject is {}, expected one of {}",
+                      options.inject, fmt::join(faults, ", "));
+  }
+  if (options.max_tokens < kMinTokens || options.max_tokens > kMaxTokens) {
+    return make_error(ErrorCode::kInvalidArgument, "max_tokens is {}, the drill needs {} to {}",
+                      options.max_tokens, kMinTokens, kMaxTokens);
+  }
+  if (options.prompts.size() > drill::kMaxPrompts) {
+    return make_error(ErrorCode::kInvalidArgument, "{} prompts, at most {}",
+                      options.prompts.size(), drill::kMaxPrompts);
+  }
+  return {};
+}
+
+class Drill {
+ public:
+  explicit Drill(const DrillOptions& options) : options_(options) {}
+
+  Result<DrillReport> run() {
+    const std::int64_t begin_ns = clock_.now_ns();
+    report_.label = options_.label;
+    HF_TRY(check_options(options_));
+    HF_TRY(load());
+    HF_TRY(exercise());
+    report_.total_ms = ms_between(begin_ns, clock_.now_ns());
+    report_.green = report_.reasons.empty();
+    report_.json = drill::report_json(report_, options_);
+    return std::move(report_);
+  }
+
+ private:
+  // Runs the stages up to the first that makes the next ones pointless. Errors: what keeps the
+  // drill itself from running; a defect of the engine is a reason.
+  Status exercise() {
+    HF_TRY(count_and_baseline());
+    if (!identity_reload()) return {};
+    HF_TRY(generate_again());
+    if (!live_reload()) return {};
+    HF_TRY(generate_under_pressure());
+    engine_.reset();  // its memory makes room for the cold engine
+    HF_TRY(compare_with_cold());
+    return {};
+  }
+
+  void say(const std::string& line) const {
+    if (options_.progress) options_.progress(line);
+  }
+  void reason(std::string text) { report_.reasons.push_back(std::move(text)); }
+  void reason_if(std::string_view what, const std::string& difference) {
+    if (!difference.empty()) reason(fmt::format("{}: {}", what, difference));
+  }
+  void reason_if(std::string_view what, const Names& names) {
+    if (!names.empty()) reason(drill::listed(what, names));
+  }
+
+  EngineOptions engine_options(const std::string& directory) {
+    EngineOptions options;
+    options.model_directory = directory;
+    options.threads = options_.threads;
+    options.max_context = context_;
+    options.kernels = options_.kernels;
+    options.experts = options_.experts;
+    options.commit = options_.commit;
+    return options;
+  }
+
+  // The ids of the prompts, and a context that just holds them and what they become.
+  Status encode_prompts() {
+    HF_ASSIGN(const std::unique_ptr<Tokenizer> tokenizer, Tokenizer::open(options_.from));
+    const std::vector<std::string> texts =
+        options_.prompts.empty() ? drill::built_in_prompts() : options_.prompts;
+    std::size_t longest = 0;
+    for (std::size_t i = 0; i < texts.size(); ++i) {
+      Result<std::vector<std::int32_t>> ids = tokenizer->encode(texts[i]);
+      if (!ids.ok()) return ids.error().with_context(fmt::format("drill: prompt {}", i));
+      if (ids->empty()) return make_error(ErrorCode::kInvalidArgument, "prompt {} is empty", i);
+      longest = std::max(longest, ids->size());
+      prompts_.push_back(std::move(*ids));
+    }
+    context_ = static_cast<std::int64_t>(longest) + options_.max_tokens;
+    return {};
+  }
+
+  Status load() {
+    HF_TRY(encode_prompts());
+    say("loading " + options_.from);
+    EngineOptions options = engine_options(options_.from);
+    std::int64_t capture_begin_ns = 0, capture_end_ns = 0;
+    options.progress = [&](const Progress& progress) {
+      if (progress.phase == "capture") capture_begin_ns = clock_.now_ns();
+      if (progress.phase == "ready") capture_end_ns = clock_.now_ns();
+    };
+    const std::int64_t begin_ns = clock_.now_ns();
+    HF_ASSIGN(engine_, Engine::open(options));
+    report_.load_ms = ms_between(begin_ns, clock_.now_ns());
+    report_.capture_ms = ms_between(capture_begin_ns, capture_end_ns);
+    const std::vector<std::string> names = engine_->experts_constant_slots();
+    constants_ = {names.begin(), names.end()};
+    return {};
+  }
+
+  Result<Count> take_count(const char* when) {
+    say(fmt::format("census {}", when));
+    HF_ASSIGN(const CensusReport census, engine_->census());
+    Result<Count> count = drill::reduce(census);
+    if (!count.ok()) return count;
+    reason_if(fmt::format("captured addresses in no slot {}", when), count->homeless);
+    reason_if(fmt::format("captured operands in another slot {}", when), count->rehomed);
+    reason_if(fmt::format("slots not of the engine's epoch {}", when), drill::stale_epochs(*count));
+    return count;
+  }
+
+  // A greedy run whose tokens must all be of the engine's epoch.
+  Result<Run> generate(const char* when) {
+    say(fmt::format("generating {}", when));
+    HF_ASSIGN(Run run, drill::run_greedy(*engine_, prompts_, options_.max_tokens));
+    keep_replay_error(when, run.replay_error);
+    keep_epoch_error(when, drill::epoch_difference(run.tokens, engine_->epoch()));
+    return run;
+  }
+
+  void keep_replay_error(const char* when, const std::string& error) {
+    if (!error.empty() && report_.replay_error.empty()) report_.replay_error = error;
+    reason_if(fmt::format("replay failed {}", when), error);
+  }
+
+  void keep_epoch_error(const char* when, const std::string& error) {
+    if (!error.empty()) report_.versions_match = false;
+    reason_if(fmt::format("a token of the wrong epoch {}", when), error);
+  }
+
+  // Whether tokens are equal; log probabilities are held against the run as well.
+  bool compare(const std::string& what, const Run& expected, const Run& run) {
+    const std::string tokens = drill::token_difference(expected.tokens, run.tokens);
+    const std::string logprobs = drill::logprob_difference(expected.tokens, run.tokens);
+    reason_if("tokens differ " + what, tokens);
+    if (tokens.empty()) reason_if("log probabilities differ " + what, logprobs);
+    if (!logprobs.empty()) report_.logprobs_match = false;
+    return tokens.empty();
+  }
+
+  Status count_and_baseline() {
+    report_.versions_match = true;
+    report_.logprobs_match = true;
+    HF_ASSIGN(first_, take_count("after the load"));
+    report_.weights_bytes = first_.versioned_bytes();
+    HF_ASSIGN(baseline_, generate("the baseline"));
+    return {};
+  }
+
+  bool identity_reload() {
+    say("reloading " + options_.from + " over itself");
+    const ReloadOptions options{.commit = options_.commit, .inject = options_.inject};
+    Status begun = engine_->begin_reload(options_.from, options);
+    if (!begun.ok()) return refused("the identity reload", begun.error().to_string());
+    const Result<ReloadReport> done = engine_->finish_reload();
+    if (!done.ok()) return refused("the identity reload", done.error().to_string());
+    return committed("the identity reload", *done);
+  }
+
+  bool refused(std::string_view what, const std::string& why) {
+    reason(fmt::format("{} failed: {}", what, why));
+    return false;
+  }
+  bool committed(std::string_view what, const ReloadReport& report) {
+    if (report.state == "committed") return true;
+    return refused(what, fmt::format("{}: {}", report.state, report.error));
+  }
+
+  Status generate_again() {
+    HF_ASSIGN(identity_, take_count("after the identity reload"));
+    reason_if("slots moved by the identity reload", drill::moved(first_, identity_));
+    reason_if("slots changed by the identity reload", drill::changed(first_, identity_));
+    HF_ASSIGN(const Run run, generate("after the identity reload"));
+    report_.tokens_match_identity = compare("after the identity reload", baseline_, run);
+    return {};
+  }
+
+  bool live_reload() {
+    say("reloading to " + options_.to + " while requests run");
+    const std::size_t count = std::min(prompts_.size(), kLivePrompts);
+    const Prompts prompts(prompts_.begin(), prompts_.begin() + static_cast<std::ptrdiff_t>(count));
+    engine_->reset_peak();
+    Result<drill::LiveReload> live = drill::reload_under_way(
+        *engine_, prompts, baseline_.tokens,
+        {.to = options_.to, .commit = options_.commit, .inject = options_.inject,
+         .max_tokens = options_.max_tokens});
+    if (!live.ok()) return refused("the live reload", live.error().to_string());
+    report_.live_tokens_before = live->tokens_before;
+    report_.live_tokens_after = live->tokens_after;
+    report_.stage_ms = live->report.stage_ms;
+    report_.pause_us = live->report.pause_us;
+    report_.peak_bytes = engine_->peak_bytes();
+    report_.declared_peak_bytes = live->report.declared_peak_bytes;
+    keep_replay_error("across the live reload", live->replay_error);
+    keep_epoch_error("across the live reload", live->epoch_error);
+    reason_if("tokens before the live reload's commit differ from the baseline",
+              live->prefix_error);
+    if (!live->prefix_error.empty()) report_.logprobs_match = false;
+    if (live->report.measured_peak_bytes > live->report.declared_peak_bytes) {
+      reason(fmt::format("the live reload took {} bytes and had declared {}",
+                         live->report.measured_peak_bytes, live->report.declared_peak_bytes));
+    }
+    return committed("the live reload", live->report);
+  }
+
+  // Freed memory that a graph still reads will have changed: blocks of every size that a small
+  // arena may have had, then larger ones.
+  Status press() {
+    say("allocation pressure");
+    for (std::int64_t pages = 1; pages <= 32; ++pages) {
+      HF_TRY(engine_->allocation_pressure(16, pages * kPageBytes));
+    }
+    for (std::int64_t bytes = std::int64_t{256} << 10; bytes <= std::int64_t{8} << 20; bytes *= 2) {
+      HF_TRY(engine_->allocation_pressure(4, bytes));
+    }
+    return {};
+  }
+
+  Status generate_under_pressure() {
+    HF_ASSIGN(after_reload_, take_count("after the live reload"));
+    HF_ASSIGN(before_pressure_, generate("after the live reload"));
+    HF_TRY(press());
+    HF_ASSIGN(after_pressure_run_, generate("after pressure"));
+    HF_ASSIGN(after_pressure_, take_count("after pressure"));
+    reason_if("slots moved since the load", drill::moved(first_, after_pressure_));
+    reason_if("slots changed by pressure", drill::changed(after_reload_, after_pressure_));
+    const drill::Counts counts{first_, identity_, after_reload_, after_pressure_};
+    report_.constants = drill::figures(counts, &constants_);
+    report_.slots = drill::figures(counts, nullptr);
+    return {};
+  }
+
+  Status compare_with_cold() {
+    say("loading " + options_.to + " afresh");
+    HF_ASSIGN(engine_, Engine::open(engine_options(options_.to)));
+    HF_ASSIGN(const Count cold, take_count("of the cold engine"));
+    HF_ASSIGN(const Run run, generate("with the cold engine"));
+    report_.tokens_match_pre_pressure =
+        compare("from a cold engine's after the live reload", run, before_pressure_);
+    report_.tokens_match_post_pressure =
+        compare("from a cold engine's after pressure", run, after_pressure_run_);
+    reason_if("slots differ from a cold engine's", drill::different_values(cold, after_pressure_));
+    return {};
+  }
+
+  const DrillOptions& options_;
+  base::SteadyClock clock_;
+  DrillReport report_;
+  Prompts prompts_;
+  std::int64_t context_ = 0;
+  std::unique_ptr<Engine> engine_;
+  std::set<std::string> constants_;
+  Count first_, identity_, after_reload_, after_pressure_;
+  Run baseline_, before_pressure_, after_pressure_run_;
+};
+
+}  // namespace
+
+std::vector<std::string> drill_faults() {
+  return {"rebind-constants", "stale-derived", "skip-layer", "drop-sink"};
+}
+
+Result<DrillReport> run_drill(const DrillOptions& options) { return Drill(options).run(); }
+
+}  // namespace holdfast

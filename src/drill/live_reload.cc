@@ -1,0 +1,94 @@
+#include "drill/live_reload.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "base/error.h"
+
+namespace holdfast::drill {
+namespace {
+
+constexpr std::chrono::milliseconds kPollInterval{1};
+
+// Goes on generating until the reload is staged. The requests stop short of their last tokens and
+// wait there, so that each still has some to generate under the new weights.
+Status generate_until_ready(Engine& engine, GreedyRun& run, std::int64_t max_tokens) {
+  for (;;) {
+    const ReloadPhase phase = engine.reload_phase();
+    if (phase == ReloadPhase::kReady) return {};
+    if (phase != ReloadPhase::kStaging) break;
+    if (!run.done() && run.most_tokens() < max_tokens - kMinTokensOfEachEpoch) {
+      run.step();
+    } else {
+      std::this_thread::sleep_for(kPollInterval);
+    }
+  }
+  Result<ReloadReport> report = engine.finish_reload();
+  if (!report.ok()) return report.error();
+  return make_error(ErrorCode::kFailedPrecondition,
+                    "the reload ended ({}) before it was asked to commit{}{}", report->state,
+                    report->error.empty() ? "" : ": ", report->error);
+}
+
+std::vector<Tokens> first_tokens(const std::vector<Tokens>& run,
+                                 const std::vector<std::size_t>& counts) {
+  std::vector<Tokens> result;
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    const std::size_t count = std::min(counts[i], run[i].size());
+    result.emplace_back(run[i].begin(), run[i].begin() + static_cast<std::ptrdiff_t>(count));
+  }
+  return result;
+}
+
+std::string check_epochs(const std::vector<Tokens>& run, const std::vector<std::size_t>& counts,
+                         std::uint64_t old_epoch) {
+  for (std::size_t i = 0; i < run.size(); ++i) {
+    if (counts[i] == 0 || counts[i] >= run[i].size()) {
+      return fmt::format("prompt {}: {} tokens before the commit and {} after it; expected both", i,
+                         counts[i], run[i].size() - counts[i]);
+    }
+    for (std::size_t j = 0; j < run[i].size(); ++j) {
+      const std::uint64_t expected = j < counts[i] ? old_epoch : old_epoch + 1;
+      if (run[i][j].epoch == expected) continue;
+      return fmt::format("prompt {}, token {}: epoch {}, expected {} (commit after token {})", i, j,
+                         run[i][j].epoch, expected, counts[i]);
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<LiveReload> reload_under_way(Engine& engine, const Prompts& prompts,
+                                    const std::vector<Tokens>& undisturbed,
+                                    const LiveReloadOptions& options) {
+  const std::uint64_t old_epoch = engine.epoch();
+  HF_ASSIGN(GreedyRun run, GreedyRun::start(engine, prompts, options.max_tokens));
+  while (!run.done() && run.fewest_tokens() < kMinTokensOfEachEpoch) run.step();
+  HF_TRY(engine.begin_reload(options.to, {.commit = options.commit, .commit_when_ready = false,
+                                          .inject = options.inject}));
+  HF_TRY(generate_until_ready(engine, run, options.max_tokens));
+  std::vector<std::size_t> counts;
+  for (const Tokens& tokens : run.tokens()) counts.push_back(tokens.size());
+  HF_TRY(engine.commit_reload());
+  while (!run.done()) run.step();
+
+  LiveReload live;
+  HF_ASSIGN(live.report, engine.finish_reload());
+  live.replay_error = run.replay_error();
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    live.tokens_before += counts[i];
+    live.tokens_after += run.tokens()[i].size() - counts[i];
+  }
+  live.epoch_error = check_epochs(run.tokens(), counts, old_epoch);
+  const std::vector<Tokens> before = first_tokens(run.tokens(), counts);
+  const std::vector<Tokens> expected = first_tokens(undisturbed, counts);
+  live.prefix_error = token_difference(expected, before);
+  if (live.prefix_error.empty()) live.prefix_error = logprob_difference(expected, before);
+  return live;
+}
+
+}  // namespace holdfast::drill
