@@ -164,10 +164,11 @@ struct BadConfig {
   std::string says;
 };
 
-TEST(ModelConfig, NamesTheFieldTheValueAndTheRangeOfEveryBadField) {
-  constexpr auto kBad = ErrorCode::kInvalidArgument;
-  constexpr auto kOther = ErrorCode::kUnsupported;
-  const std::vector<BadConfig> cases = {
+constexpr auto kBad = ErrorCode::kInvalidArgument;
+constexpr auto kOther = ErrorCode::kUnsupported;
+
+std::vector<BadConfig> bad_sizes() {
+  return {
       {"model_type", R"("mixtral")", kOther,
        R"(model_type is "mixtral"; this engine knows gpt_oss)"},
       {"model_type", "", kBad, "model_type is missing"},
@@ -197,6 +198,11 @@ TEST(ModelConfig, NamesTheFieldTheValueAndTheRangeOfEveryBadField) {
       {"sliding_window", "0", kBad, "sliding_window is 0, expected"},
       {"max_position_embeddings", "-5", kBad, "max_position_embeddings is -5, expected"},
       {"vocab_size", "99999999999", kBad, "vocab_size is 99999999999, expected"},
+  };
+}
+
+std::vector<BadConfig> bad_constants_and_options() {
+  return {
       {"rms_norm_eps", "0", kBad, "rms_norm_eps is 0, expected a number above 0, at most 0.1"},
       {"rms_norm_eps", "", kBad, "rms_norm_eps is missing"},
       {"rope_theta", "", kBad, "rope_theta is missing"},
@@ -229,6 +235,11 @@ TEST(ModelConfig, NamesTheFieldTheValueAndTheRangeOfEveryBadField) {
       {"eos_token_id", "[1,-1]", kBad, "eos_token_id is [1,-1], expected ids from 0 to 201087"},
       {"pad_token_id", "201088", kBad, "pad_token_id is 201088"},
   };
+}
+
+TEST(ModelConfig, NamesTheFieldTheValueAndTheRangeOfEveryBadField) {
+  auto cases = bad_sizes();
+  for (BadConfig& bad : bad_constants_and_options()) cases.push_back(std::move(bad));
   for (const BadConfig& bad : cases) {
     const auto config = parse_model_config(to_json(gpt_oss_20b(), {{bad.field, bad.value}}));
     ASSERT_FALSE(config.ok()) << bad.field << " = " << bad.value;
