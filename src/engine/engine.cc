@@ -49,7 +49,9 @@ std::uint64_t Engine::epoch() const { return impl_->core->epoch(); }
 bool Engine::poisoned() const { return impl_->core->poisoned(); }
 std::string Engine::model_type() const { return impl_->core->runtime().config().model_type; }
 std::string Engine::device_name() const { return impl_->core->runtime().device().name(); }
-std::string Engine::experts_backend() const { return impl_->core->experts_backend(); }
+std::string Engine::experts_backend() const {
+  return impl_->core->runtime().decoder().experts_choice().reason;
+}
 std::int64_t Engine::vocab_size() const { return impl_->core->runtime().config().vocab_size; }
 std::int64_t Engine::max_context() const { return impl_->core->runtime().settings().max_context; }
 std::vector<std::int32_t> Engine::eos_token_ids() const {

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include <fmt/format.h>
-
 #include "base/error.h"
 #include "device/arena.h"
 #include "device/cpu/cpu_device.h"
@@ -129,11 +127,6 @@ Result<ReloadReport> EngineCore::finish_reload() {
 }
 
 // ------------------------------------------------------------------------------ what it is
-
-std::string EngineCore::experts_backend() const {
-  const experts::ExpertsChoice& choice = runtime_->decoder().experts_choice();
-  return fmt::format("{}: {}", experts::experts_backend_name(choice.kind), choice.reason);
-}
 
 Result<CensusReport> EngineCore::census() const {
   return make_census_report(runtime_->registry(), runtime_->graphs());

@@ -36,7 +36,6 @@ class EngineCore {
 
   std::uint64_t epoch() const { return runtime_->registry().epoch().value; }
   bool poisoned() const { return !reloader_->poisoned().empty(); }
-  std::string experts_backend() const;
   Result<CensusReport> census() const;
   Status allocation_pressure(std::int64_t blocks, std::int64_t bytes);
   Runtime& runtime() { return *runtime_; }
