@@ -17,8 +17,10 @@ inline constexpr std::size_t kMaxAddedTokens = std::size_t{1} << 16;
 inline constexpr std::size_t kMaxAddedTokenBytes = 256;
 inline constexpr std::size_t kMaxPatternBytes = 16384;
 inline constexpr std::size_t kMaxSplitStages = 8;
-// Regex steps (PCRE2 match limit) for one piece of text; a pattern that backtracks more is refused.
-inline constexpr std::uint32_t kMaxRegexSteps = 50'000'000;
+// Splitting a text of n bytes may look at bytes and backtrack kSplitWork + n * kSplitWorkPerByte
+// times beyond what each piece has free (pattern.cc); a pattern that wants more is an error.
+inline constexpr std::uint64_t kSplitWork = std::uint64_t{1} << 26;
+inline constexpr std::uint64_t kSplitWorkPerByte = 128;
 // One text given to encode. A long word costs about 30 bytes of scratch per byte of text.
 inline constexpr std::size_t kMaxTextBytes = std::size_t{16} << 20;
 

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -25,10 +26,14 @@ namespace holdfast::tokenizer {
 // construct and its byte offset; kCorrupt, a class or group that does not end.
 Result<std::string> translate_pattern(std::string_view oniguruma);
 
-// Working memory of matching. One thread at a time, any patterns.
+// Working memory of matching, and the work still allowed. One thread at a time, any patterns.
 class MatchState {
  public:
+  // Nothing is allowed yet beyond what each find has free.
   MatchState();
+
+  // Sets what the finds that follow may do in all: kSplitWork + text_bytes * kSplitWorkPerByte.
+  void allow(std::size_t text_bytes);
 
  private:
   friend class Pattern;
@@ -40,6 +45,7 @@ class MatchState {
   std::unique_ptr<pcre2_real_match_data_8, Free> data_;
   std::unique_ptr<pcre2_real_jit_stack_8, Free> stack_;
   std::unique_ptr<pcre2_real_match_context_8, Free> context_;
+  std::uint64_t work_ = 0;
 };
 
 class Pattern {
@@ -54,10 +60,11 @@ class Pattern {
   static Result<Pattern> compile(std::string_view oniguruma);
 
   // The first match in `subject` at or after byte `offset`. `subject` must be well-formed UTF-8 and
-  // `offset` a character boundary; look-behind sees the bytes before it.
+  // `offset` a character boundary; look-behind sees the bytes before it. Takes time in proportion
+  // to the bytes looked at, of which 512 are free and the others come out of the state's allowance.
   Match find(std::string_view subject, std::size_t offset, MatchState& state) const;
 
-  // What a negative Match::code means: kResourceExhausted for PCRE2's limits on backtracking.
+  // What a negative Match::code means: kResourceExhausted.
   Error error_of(int code) const;
 
   // As given to compile.
@@ -68,6 +75,8 @@ class Pattern {
     void operator()(pcre2_real_code_8* code) const;
   };
   Pattern(std::string_view source, pcre2_real_code_8* code);
+  int run(std::string_view subject, std::size_t offset, std::uint32_t options,
+          const MatchState& state) const;
 
   std::string source_;
   std::unique_ptr<pcre2_real_code_8, Free> code_;

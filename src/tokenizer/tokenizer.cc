@@ -41,6 +41,7 @@ class Encoder {
   Result<std::vector<std::int32_t>> run(std::string_view text, EncodeOptions options) {
     out_.reserve(text.size() / 4 + 16);
     state_.segments.clear();
+    state_.match.allow(text.size());
     data_.added.split(text, options.parse_special, state_.segments);
     for (const AddedTokens::Segment& segment : state_.segments) {
       if (segment.id >= 0) {

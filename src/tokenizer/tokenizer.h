@@ -52,7 +52,7 @@ class Tokenizer {
 
   // The ids of `text`, without what a post-processor's template would add (no bos, no eos). Errors:
   // kInvalidArgument for text that is not UTF-8 (names the byte), kResourceExhausted for text
-  // longer than kMaxTextBytes or for a pattern that backtracks beyond kMaxRegexSteps.
+  // longer than kMaxTextBytes or for a pattern that takes more work than kSplitWork allows.
   Result<std::vector<std::int32_t>> encode(std::string_view text, EncodeOptions options = {}) const;
   // The same result; faster when the scratch is used again, since it remembers words.
   Result<std::vector<std::int32_t>> encode(std::string_view text, EncodeOptions options,
