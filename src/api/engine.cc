@@ -2,9 +2,8 @@
 
 #include <utility>
 
-#include "base/error.h"
+#include "api/tokenizer_impl.h"
 #include "engine/engine_core.h"
-#include "holdfast/tokenizer.h"
 
 namespace holdfast {
 
@@ -20,12 +19,9 @@ Result<std::unique_ptr<Engine>> Engine::open(const EngineOptions& options) {
   auto impl = std::make_unique<Impl>();
   HF_ASSIGN(impl->tokenizer, Tokenizer::open(options.model_directory));
   HF_ASSIGN(impl->core, engine::EngineCore::open(options));
-  const std::int64_t vocab_size = impl->core->runtime().config().vocab_size;
-  if (impl->tokenizer->vocab_size() > vocab_size) {
-    return make_error(ErrorCode::kMismatch,
-                      "{}: tokenizer.json has {} tokens, the embedding has {} rows",
-                      options.model_directory, impl->tokenizer->vocab_size(), vocab_size);
-  }
+  const Status fits = api::check_tokenizer_fits(*impl->tokenizer,
+                                                impl->core->runtime().config().vocab_size);
+  if (!fits.ok()) return fits.error().with_context(options.model_directory);
   return std::unique_ptr<Engine>(new Engine(std::move(impl)));
 }
 
