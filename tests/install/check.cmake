@@ -6,7 +6,8 @@ set(prefix ${work}/prefix)
 file(REMOVE_RECURSE ${work})
 
 function(must)
-  execute_process(COMMAND ${ARGN} RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output)
+  execute_process(COMMAND ${ARGN} RESULT_VARIABLE status
+                  OUTPUT_VARIABLE output ERROR_VARIABLE output)
   if(NOT status EQUAL 0)
     string(JOIN " " command ${ARGN})
     message(FATAL_ERROR "${command}\nended with ${status}:\n${output}")
