@@ -32,6 +32,19 @@ alignas(64) inline constexpr float kE2M1[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f
                                                 4.0f,  6.0f,  -0.0f, -0.5f, -1.0f, -1.5f,
                                                 -2.0f, -3.0f, -4.0f, -6.0f};
 
+// Tiles [begin, end) of every expert.
+struct Range {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+};
+
+// Where a kernel finds the input row of a pair: row pair / pairs_per_row of x.
+struct Inputs {
+  const float* x = nullptr;
+  std::int64_t length = 0;
+  std::int64_t pairs_per_row = 1;
+};
+
 // Some tokens of one expert: where each row of x starts and which pair it belongs to.
 struct Tokens {
   const float* x[kMaxTokens];
@@ -243,80 +256,82 @@ HWY_INLINE void add_bias(const std::uint16_t* bias, std::int64_t stride, std::in
 }
 
 // One gate tile and its up tile for some tokens of one expert.
-HWY_INLINE void gate_up_tile(const MoeArgs& args, std::int64_t expert, std::int64_t tile,
+HWY_INLINE void gate_up_tile(const GateUpArgs& args, std::int64_t expert, std::int64_t tile,
                              const Tokens& tokens) {
-  const std::int64_t tiles = (args.intermediate + kTile - 1) / kTile;
+  const std::int64_t intermediate = args.shape.intermediate;
+  const std::int64_t tiles = (intermediate + kTile - 1) / kTile;
   const std::int64_t first = tile * kTile;
-  const std::int64_t rows = std::min<std::int64_t>(kTile, args.intermediate - first);
-  const std::uint16_t* bias = args.gate_up.bias + (expert * args.intermediate + first) * 2;
+  const std::int64_t rows = std::min<std::int64_t>(kTile, intermediate - first);
+  const std::uint16_t* bias = args.gate_up.bias + (expert * intermediate + first) * 2;
   HWY_ALIGN float gate[kMaxTokens * kTile];
   HWY_ALIGN float up[kMaxTokens * kTile];
   const std::int64_t packed_tile = (expert * tiles + tile) * 2;
-  tile_product(args.gate_up, packed_tile, args.hidden, tokens, gate);
-  tile_product(args.gate_up, packed_tile + 1, args.hidden, tokens, up);
+  tile_product(args.gate_up, packed_tile, args.shape.hidden, tokens, gate);
+  tile_product(args.gate_up, packed_tile + 1, args.shape.hidden, tokens, up);
   add_bias(bias, 2, rows, tokens, gate);
   add_bias(bias + 1, 2, rows, tokens, up);
   const Swiglu constants{args.alpha[expert], args.beta[expert], args.limit[expert]};
   for (int t = 0; t < tokens.count; ++t) {
     HWY_ALIGN float values[kTile];
     swiglu_tile(gate + t * kTile, up + t * kTile, constants, values);
-    std::copy_n(values, rows, args.activation + tokens.pair[t] * args.intermediate + first);
+    std::copy_n(values, rows, args.activation + tokens.pair[t] * intermediate + first);
   }
 }
 
-HWY_INLINE void down_tile(const MoeArgs& args, std::int64_t expert, std::int64_t tile,
+HWY_INLINE void down_tile(const DownArgs& args, std::int64_t expert, std::int64_t tile,
                           const Tokens& tokens) {
-  const std::int64_t tiles = (args.hidden + kTile - 1) / kTile;
+  const std::int64_t hidden = args.shape.hidden;
+  const std::int64_t tiles = (hidden + kTile - 1) / kTile;
   const std::int64_t first = tile * kTile;
-  const std::int64_t rows = std::min<std::int64_t>(kTile, args.hidden - first);
+  const std::int64_t rows = std::min<std::int64_t>(kTile, hidden - first);
   HWY_ALIGN float sums[kMaxTokens * kTile];
-  tile_product(args.down, expert * tiles + tile, args.intermediate, tokens, sums);
-  add_bias(args.down.bias + expert * args.hidden + first, 1, rows, tokens, sums);
+  tile_product(args.down, expert * tiles + tile, args.shape.intermediate, tokens, sums);
+  add_bias(args.down.bias + expert * hidden + first, 1, rows, tokens, sums);
   for (int t = 0; t < tokens.count; ++t) {
-    std::copy_n(sums + t * kTile, rows, args.down_out + tokens.pair[t] * args.hidden + first);
+    std::copy_n(sums + t * kTile, rows, args.down_out + tokens.pair[t] * hidden + first);
   }
 }
 
-// Pairs [begin, begin + kMaxTokens) of an expert's group, at most to `end`. `by_pair`: x has a row
-// per pair and not per token.
-HWY_INLINE Tokens take_tokens(const MoeArgs& args, std::int64_t begin, std::int64_t end,
-                              bool by_pair) {
+// Pairs [begin, end) of the groups, kMaxTokens at most.
+HWY_INLINE Tokens take_tokens(const Groups& groups, const Inputs& inputs, std::int64_t begin,
+                              std::int64_t end) {
   Tokens tokens;
   tokens.count = static_cast<int>(std::min<std::int64_t>(kMaxTokens, end - begin));
   for (int t = 0; t < tokens.count; ++t) {
-    const std::int64_t pair = args.group_pairs[begin + t];
+    const std::int64_t pair = groups.pairs[begin + t];
     tokens.pair[t] = pair;
-    tokens.x[t] = by_pair ? args.activation + pair * args.intermediate
-                          : args.x + pair / args.experts_per_token * args.hidden;
+    tokens.x[t] = inputs.x + pair / inputs.pairs_per_row * inputs.length;
   }
   return tokens;
 }
 
-// Calls run(expert, tile, tokens) for tiles [begin, end) of every expert that has tokens: a worker
-// reads one stretch of each expert. A tile stays in the first-level cache for all of its tokens.
+// Tiles [begin, end) of every expert that has tokens: a worker reads one stretch of each expert. A
+// tile stays in the first-level cache for all of its tokens.
 template <typename Run>
-HWY_INLINE void for_tiles(const MoeArgs& args, std::int64_t begin, std::int64_t end, bool by_pair,
-                          const Run& run) {
-  for (std::int64_t expert = 0; expert < args.expert_count; ++expert) {
-    const std::int64_t first = args.group_begin[expert];
-    const std::int64_t last = args.group_begin[expert + 1];
+HWY_INLINE void for_tiles(const Groups& groups, std::int64_t expert_count, const Inputs& inputs,
+                          Range tiles, const Run& run) {
+  for (std::int64_t expert = 0; expert < expert_count; ++expert) {
+    const std::int64_t first = groups.begin[expert];
+    const std::int64_t last = groups.begin[expert + 1];
     if (first == last) continue;
-    for (std::int64_t tile = begin; tile < end; ++tile) {
+    for (std::int64_t tile = tiles.begin; tile < tiles.end; ++tile) {
       for (std::int64_t i = first; i < last; i += kMaxTokens) {
-        run(expert, tile, take_tokens(args, i, last, by_pair));
+        run(expert, tile, take_tokens(groups, inputs, i, last));
       }
     }
   }
 }
 
-void gate_up_tiles(const MoeArgs& args, std::int64_t begin, std::int64_t end) {
-  for_tiles(args, begin, end, false,
+void gate_up_tiles(const GateUpArgs& args, Range tiles) {
+  const Inputs inputs{args.x, args.shape.hidden, args.shape.experts_per_token};
+  for_tiles(args.groups, args.shape.expert_count, inputs, tiles,
             [&](std::int64_t expert, std::int64_t tile, const Tokens& tokens)
                 HWY_ATTR { gate_up_tile(args, expert, tile, tokens); });
 }
 
-void down_tiles(const MoeArgs& args, std::int64_t begin, std::int64_t end) {
-  for_tiles(args, begin, end, true,
+void down_tiles(const DownArgs& args, Range tiles) {
+  const Inputs inputs{args.activation, args.shape.intermediate, 1};
+  for_tiles(args.groups, args.shape.expert_count, inputs, tiles,
             [&](std::int64_t expert, std::int64_t tile, const Tokens& tokens)
                 HWY_ATTR { down_tile(args, expert, tile, tokens); });
 }
@@ -332,59 +347,62 @@ HWY_EXPORT(down_tiles);
 
 namespace {
 
-std::int64_t active_row_count(const MoeArgs& args) {
-  return std::clamp<std::int64_t>(*args.active_rows, 0, args.n);
+std::int64_t active_row_count(const std::int32_t* active_rows, const MoeShape& shape) {
+  return std::clamp<std::int64_t>(*active_rows, 0, shape.n);
 }
 
-bool has_expert(const MoeArgs& args, std::int64_t pair) {
-  return args.ids[pair] >= 0 && args.ids[pair] < args.expert_count;
+bool is_expert(std::int32_t id, const MoeShape& shape) {
+  return id >= 0 && id < shape.expert_count;
 }
 
 }  // namespace
 
 // A counting sort: stable, so an expert's pairs ascend. Pairs of no expert are left out.
-void group_pairs(const MoeArgs& args, device::WorkerPool&) {
-  const std::int64_t pairs = active_row_count(args) * args.experts_per_token;
-  std::fill_n(args.group_begin, args.expert_count + 1, 0);
+void group_pairs(const GroupArgs& args, device::WorkerPool&) {
+  const MoeShape& shape = args.shape;
+  const std::int64_t pairs = active_row_count(args.active_rows, shape) * shape.experts_per_token;
+  std::int32_t* begin = args.group_begin;
+  std::fill_n(begin, shape.expert_count + 1, 0);
   for (std::int64_t p = 0; p < pairs; ++p) {
-    if (has_expert(args, p)) ++args.group_begin[args.ids[p] + 1];
+    if (is_expert(args.ids[p], shape)) ++begin[args.ids[p] + 1];
   }
-  for (std::int64_t e = 0; e < args.expert_count; ++e) {
-    args.group_begin[e + 1] += args.group_begin[e];
-  }
+  for (std::int64_t e = 0; e < shape.expert_count; ++e) begin[e + 1] += begin[e];
   for (std::int64_t p = 0; p < pairs; ++p) {
-    if (has_expert(args, p)) {
-      args.group_pairs[args.group_begin[args.ids[p]]++] = static_cast<std::int32_t>(p);
+    if (is_expert(args.ids[p], shape)) {
+      args.group_pairs[begin[args.ids[p]]++] = static_cast<std::int32_t>(p);
     }
   }
   // Every begin has moved to its group's end, which is the next group's begin.
-  for (std::int64_t e = args.expert_count; e > 0; --e) args.group_begin[e] = args.group_begin[e - 1];
-  args.group_begin[0] = 0;
+  for (std::int64_t e = shape.expert_count; e > 0; --e) begin[e] = begin[e - 1];
+  begin[0] = 0;
 }
 
-void gate_up(const MoeArgs& args, device::WorkerPool& workers) {
-  const auto tiles = HWY_DYNAMIC_DISPATCH(gate_up_tiles);
-  workers.parallel_for((args.intermediate + kTile - 1) / kTile, 1,
-                       [&](std::int64_t begin, std::int64_t end, int) { tiles(args, begin, end); });
+void gate_up(const GateUpArgs& args, device::WorkerPool& workers) {
+  const auto run = HWY_DYNAMIC_DISPATCH(gate_up_tiles);
+  workers.parallel_for((args.shape.intermediate + kTile - 1) / kTile, 1,
+                       [&](std::int64_t begin, std::int64_t end, int) { run(args, {begin, end}); });
 }
 
-void down(const MoeArgs& args, device::WorkerPool& workers) {
-  const auto tiles = HWY_DYNAMIC_DISPATCH(down_tiles);
-  workers.parallel_for((args.hidden + kTile - 1) / kTile, 1,
-                       [&](std::int64_t begin, std::int64_t end, int) { tiles(args, begin, end); });
+void down(const DownArgs& args, device::WorkerPool& workers) {
+  const auto run = HWY_DYNAMIC_DISPATCH(down_tiles);
+  workers.parallel_for((args.shape.hidden + kTile - 1) / kTile, 1,
+                       [&](std::int64_t begin, std::int64_t end, int) { run(args, {begin, end}); });
 }
 
-void combine(const MoeArgs& args, device::WorkerPool& workers) {
-  const std::int64_t k = args.experts_per_token;
+void combine(const CombineArgs& args, device::WorkerPool& workers) {
+  const std::int64_t k = args.shape.experts_per_token;
+  const std::int64_t hidden = args.shape.hidden;
   workers.parallel_for(
-      active_row_count(args), 1, [&](std::int64_t begin, std::int64_t end, int) {
+      active_row_count(args.active_rows, args.shape), 1,
+      [&](std::int64_t begin, std::int64_t end, int) {
         for (std::int64_t r = begin; r < end; ++r) {
-          for (std::int64_t h = 0; h < args.hidden; ++h) {
+          for (std::int64_t h = 0; h < hidden; ++h) {
             float sum = 0.0f;
             for (std::int64_t p = r * k; p < (r + 1) * k; ++p) {
-              if (has_expert(args, p)) sum += args.weights[p] * args.down_out[p * args.hidden + h];
+              if (!is_expert(args.ids[p], args.shape)) continue;
+              sum += args.weights[p] * args.down_out[p * hidden + h];
             }
-            args.out[r * args.hidden + h] = args.residual[r * args.hidden + h] + sum;
+            args.out[r * hidden + h] = args.residual[r * hidden + h] + sum;
           }
         }
       });

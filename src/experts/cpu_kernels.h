@@ -15,32 +15,63 @@ struct Matrix {
   const std::uint16_t* bias = nullptr;
 };
 
-// A pair is row * experts_per_token + slot. All pointers are resolved addresses of slots or operands.
-struct MoeArgs {
+// n rows; a pair is row * experts_per_token + slot.
+struct MoeShape {
   std::int64_t n = 0;
   std::int64_t expert_count = 0;
   std::int64_t experts_per_token = 0;
   std::int64_t hidden = 0;
   std::int64_t intermediate = 0;
-  const float* x = nullptr;
+};
+
+// The pairs by expert, ascending within one.
+struct Groups {
+  const std::int32_t* begin = nullptr;  // i32 [E + 1]: where an expert's pairs begin in `pairs`
+  const std::int32_t* pairs = nullptr;  // i32 [n * K]
+};
+
+// Each kernel's arguments hold the addresses that it reads or writes and no others: a capture checks
+// every pointer in them against the declared operands.
+struct GroupArgs {
+  MoeShape shape;
   const std::int32_t* ids = nullptr;
-  const float* weights = nullptr;
-  const float* residual = nullptr;
-  float* out = nullptr;
   const std::int32_t* active_rows = nullptr;
-  Matrix gate_up, down;
+  std::int32_t* group_begin = nullptr;
+  std::int32_t* group_pairs = nullptr;
+};
+
+struct GateUpArgs {
+  MoeShape shape;
+  const float* x = nullptr;
+  Matrix gate_up;
   const float* alpha = nullptr;
   const float* beta = nullptr;
   const float* limit = nullptr;
-  std::int32_t* group_begin = nullptr;  // i32 [E + 1]: where an expert's pairs begin in group_pairs
-  std::int32_t* group_pairs = nullptr;  // i32 [n * K]: pairs by expert, ascending within one
-  float* activation = nullptr;          // f32 [n * K, I]
-  float* down_out = nullptr;            // f32 [n * K, H], bias included
+  Groups groups;
+  float* activation = nullptr;  // f32 [n * K, I]
 };
 
-void group_pairs(const MoeArgs& args, device::WorkerPool& workers);
-void gate_up(const MoeArgs& args, device::WorkerPool& workers);
-void down(const MoeArgs& args, device::WorkerPool& workers);
-void combine(const MoeArgs& args, device::WorkerPool& workers);
+struct DownArgs {
+  MoeShape shape;
+  const float* activation = nullptr;
+  Matrix down;
+  Groups groups;
+  float* down_out = nullptr;  // f32 [n * K, H], bias included
+};
+
+struct CombineArgs {
+  MoeShape shape;
+  const float* down_out = nullptr;
+  const std::int32_t* ids = nullptr;
+  const float* weights = nullptr;
+  const float* residual = nullptr;
+  const std::int32_t* active_rows = nullptr;
+  float* out = nullptr;
+};
+
+void group_pairs(const GroupArgs& args, device::WorkerPool& workers);
+void gate_up(const GateUpArgs& args, device::WorkerPool& workers);
+void down(const DownArgs& args, device::WorkerPool& workers);
+void combine(const CombineArgs& args, device::WorkerPool& workers);
 
 }  // namespace holdfast::experts::cpu

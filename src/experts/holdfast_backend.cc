@@ -17,6 +17,8 @@ namespace holdfast::experts {
 namespace {
 
 using config::ExpertScheme;
+using device::reads;
+using device::writes;
 using storage::ParameterId;
 using storage::Registry;
 using storage::SlotId;
@@ -46,11 +48,10 @@ class HoldfastLayer final : public ExpertsLayer {
 
   Status forward(const ops::OpContext& context, const ExpertsArgs& args) const override {
     HF_TRY(check_forward(args, shape_));
-    const cpu::MoeArgs kernel_args = resolve(args);
-    HF_TRY(launch_group(context.stream, args, kernel_args));
-    HF_TRY(launch_gate_up(context.stream, args, kernel_args));
-    HF_TRY(launch_down(context.stream, kernel_args));
-    return launch_combine(context.stream, args, kernel_args);
+    HF_TRY(launch_group(context.stream, args));
+    HF_TRY(launch_gate_up(context.stream, args));
+    HF_TRY(launch_down(context.stream, args));
+    return launch_combine(context.stream, args);
   }
 
   std::vector<std::string> constant_slots() const override { return slots_.constants.names; }
@@ -65,76 +66,86 @@ class HoldfastLayer final : public ExpertsLayer {
                        .scales = scales(matrix).as<const std::uint8_t>(),
                        .bias = view(matrix.bias).as<const std::uint16_t>()};
   }
-
-  cpu::MoeArgs resolve(const ExpertsArgs& args) const {
-    const WorkspaceSlots& workspace = slots_.workspace;
-    return cpu::MoeArgs{.n = args.x.shape[0],
-                        .expert_count = shape_.expert_count,
-                        .experts_per_token = shape_.experts_per_token,
-                        .hidden = shape_.hidden_size,
-                        .intermediate = shape_.intermediate_size,
-                        .x = args.x.as<const float>(),
-                        .ids = args.ids.as<const std::int32_t>(),
-                        .weights = args.weights.as<const float>(),
-                        .residual = args.residual.as<const float>(),
-                        .out = args.out.as<float>(),
-                        .active_rows = args.active_rows.as<const std::int32_t>(),
-                        .gate_up = resolve(slots_.gate_up),
-                        .down = resolve(slots_.down),
-                        .alpha = view(slots_.constants.alpha).as<const float>(),
-                        .beta = view(slots_.constants.beta).as<const float>(),
-                        .limit = view(slots_.constants.limit).as<const float>(),
-                        .group_begin = view(workspace.group_begin).as<std::int32_t>(),
-                        .group_pairs = view(workspace.group_pairs).as<std::int32_t>(),
-                        .activation = view(workspace.activation).as<float>(),
-                        .down_out = view(workspace.down_out).as<float>()};
+  cpu::MoeShape moe_shape(const ExpertsArgs& args) const {
+    return cpu::MoeShape{.n = args.x.shape[0],
+                         .expert_count = shape_.expert_count,
+                         .experts_per_token = shape_.experts_per_token,
+                         .hidden = shape_.hidden_size,
+                         .intermediate = shape_.intermediate_size};
+  }
+  cpu::Groups groups() const {
+    return cpu::Groups{.begin = view(slots_.workspace.group_begin).as<const std::int32_t>(),
+                       .pairs = view(slots_.workspace.group_pairs).as<const std::int32_t>()};
   }
 
-  Status launch_group(device::Stream& stream, const ExpertsArgs& args,
-                      const cpu::MoeArgs& kernel_args) const {
+  Status launch_group(device::Stream& stream, const ExpertsArgs& args) const {
+    const TensorView begin = view(slots_.workspace.group_begin);
+    const TensorView pairs = view(slots_.workspace.group_pairs);
+    const cpu::GroupArgs kernel_args{.shape = moe_shape(args),
+                                     .ids = args.ids.as<const std::int32_t>(),
+                                     .active_rows = args.active_rows.as<const std::int32_t>(),
+                                     .group_begin = begin.as<std::int32_t>(),
+                                     .group_pairs = pairs.as<std::int32_t>()};
     return device::launch_cpu<&cpu::group_pairs>(
         stream, "experts.group", kernel_args,
-        {device::reads("ids", args.ids), device::reads("active_rows", args.active_rows),
-         device::writes("group_begin", view(slots_.workspace.group_begin)),
-         device::writes("group_pairs", view(slots_.workspace.group_pairs))});
+        {reads("ids", args.ids), reads("active_rows", args.active_rows),
+         writes("group_begin", begin), writes("group_pairs", pairs)});
   }
 
-  Status launch_gate_up(device::Stream& stream, const ExpertsArgs& args,
-                        const cpu::MoeArgs& kernel_args) const {
-    using device::reads;
+  Status launch_gate_up(device::Stream& stream, const ExpertsArgs& args) const {
+    const TensorView alpha = view(slots_.constants.alpha);
+    const TensorView beta = view(slots_.constants.beta);
+    const TensorView limit = view(slots_.constants.limit);
+    const TensorView activation = view(slots_.workspace.activation);
+    const cpu::GateUpArgs kernel_args{.shape = moe_shape(args),
+                                      .x = args.x.as<const float>(),
+                                      .gate_up = resolve(slots_.gate_up),
+                                      .alpha = alpha.as<const float>(),
+                                      .beta = beta.as<const float>(),
+                                      .limit = limit.as<const float>(),
+                                      .groups = groups(),
+                                      .activation = activation.as<float>()};
     return device::launch_cpu<&cpu::gate_up>(
         stream, "experts.gate_up", kernel_args,
         {reads("x", args.x), reads("gate_up", view(slots_.gate_up.weights)),
          reads("gate_up_scales", scales(slots_.gate_up)),
-         reads("gate_up_bias", view(slots_.gate_up.bias)),
-         reads("swiglu_alpha", view(slots_.constants.alpha)),
-         reads("swiglu_beta", view(slots_.constants.beta)),
-         reads("swiglu_limit", view(slots_.constants.limit)),
+         reads("gate_up_bias", view(slots_.gate_up.bias)), reads("swiglu_alpha", alpha),
+         reads("swiglu_beta", beta), reads("swiglu_limit", limit),
          reads("group_begin", view(slots_.workspace.group_begin)),
          reads("group_pairs", view(slots_.workspace.group_pairs)),
-         device::writes("activation", view(slots_.workspace.activation))});
+         writes("activation", activation)});
   }
 
-  Status launch_down(device::Stream& stream, const cpu::MoeArgs& kernel_args) const {
-    using device::reads;
+  Status launch_down(device::Stream& stream, const ExpertsArgs& args) const {
+    const TensorView activation = view(slots_.workspace.activation);
+    const TensorView down_out = view(slots_.workspace.down_out);
+    const cpu::DownArgs kernel_args{.shape = moe_shape(args),
+                                    .activation = activation.as<const float>(),
+                                    .down = resolve(slots_.down),
+                                    .groups = groups(),
+                                    .down_out = down_out.as<float>()};
     return device::launch_cpu<&cpu::down>(
         stream, "experts.down", kernel_args,
-        {reads("activation", view(slots_.workspace.activation)),
-         reads("down", view(slots_.down.weights)), reads("down_scales", scales(slots_.down)),
-         reads("down_bias", view(slots_.down.bias)),
+        {reads("activation", activation), reads("down", view(slots_.down.weights)),
+         reads("down_scales", scales(slots_.down)), reads("down_bias", view(slots_.down.bias)),
          reads("group_begin", view(slots_.workspace.group_begin)),
-         reads("group_pairs", view(slots_.workspace.group_pairs)),
-         device::writes("down_out", view(slots_.workspace.down_out))});
+         reads("group_pairs", view(slots_.workspace.group_pairs)), writes("down_out", down_out)});
   }
 
-  Status launch_combine(device::Stream& stream, const ExpertsArgs& args,
-                        const cpu::MoeArgs& kernel_args) const {
-    using device::reads;
+  Status launch_combine(device::Stream& stream, const ExpertsArgs& args) const {
+    const TensorView down_out = view(slots_.workspace.down_out);
+    const cpu::CombineArgs kernel_args{.shape = moe_shape(args),
+                                       .down_out = down_out.as<const float>(),
+                                       .ids = args.ids.as<const std::int32_t>(),
+                                       .weights = args.weights.as<const float>(),
+                                       .residual = args.residual.as<const float>(),
+                                       .active_rows = args.active_rows.as<const std::int32_t>(),
+                                       .out = args.out.as<float>()};
     return device::launch_cpu<&cpu::combine>(
         stream, "experts.combine", kernel_args,
-        {reads("down_out", view(slots_.workspace.down_out)), reads("ids", args.ids),
-         reads("weights", args.weights), reads("residual", args.residual),
-         reads("active_rows", args.active_rows), device::writes("out", args.out)});
+        {reads("down_out", down_out), reads("ids", args.ids), reads("weights", args.weights),
+         reads("residual", args.residual), reads("active_rows", args.active_rows),
+         writes("out", args.out)});
   }
 
   const Registry& registry_;

@@ -1,0 +1,210 @@
+// One experts layer in a registry of its own, with checkpoint tensors made from a seed: what the
+// tests and benchmarks of the backends run on. Loads as a transaction does (resident parameters,
+// derivations slice by slice, constants), without one. One thread.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/assert.h"
+#include "experts/experts.h"
+#include "ops/host_tensor.h"
+#include "storage/registry.h"
+
+namespace holdfast::experts::testing {
+
+using ops::testing::DType;
+using ops::testing::HostTensor;
+using ops::testing::Shape;
+
+// Checkpoint tensors by name without prefix: "gate_up_proj_blocks", ...
+using Tensors = std::map<std::string, HostTensor>;
+
+// Random codes; scales 2^-9 to 2^-5, so that sums stay near 1; biases up to 1.
+inline Tensors make_mxfp4_tensors(const ExpertsShape& shape, std::uint64_t seed) {
+  base::Rng rng(seed);
+  Tensors tensors;
+  const auto add = [&](const std::string& name, std::int64_t rows, std::int64_t columns) {
+    const std::int64_t experts = shape.expert_count;
+    HostTensor blocks(DType::kU8, {experts, rows, columns / 32, 16});
+    for (auto& byte : blocks.as<std::uint8_t>()) byte = static_cast<std::uint8_t>(rng.next());
+    HostTensor scales(DType::kU8, {experts, rows, columns / 32});
+    for (auto& byte : scales.as<std::uint8_t>()) {
+      byte = static_cast<std::uint8_t>(118 + rng.next_below(5));
+    }
+    tensors.emplace(name + "_blocks", std::move(blocks));
+    tensors.emplace(name + "_scales", std::move(scales));
+    tensors.emplace(name + "_bias",
+                    ops::testing::random_tensor(rng, DType::kBF16, {experts, rows}));
+  };
+  add("gate_up_proj", 2 * shape.intermediate_size, shape.hidden_size);
+  add("down_proj", shape.hidden_size, shape.intermediate_size);
+  return tensors;
+}
+
+// bf16 matrices [E, K, rows] with weights of about 1 / sqrt(K).
+inline Tensors make_bf16_tensors(const ExpertsShape& shape, std::uint64_t seed) {
+  base::Rng rng(seed);
+  Tensors tensors;
+  const auto add = [&](const std::string& name, std::int64_t rows, std::int64_t columns) {
+    const float range = 2.0f / std::sqrt(static_cast<float>(columns));
+    tensors.emplace(name, ops::testing::random_tensor(rng, DType::kBF16,
+                                                      {shape.expert_count, columns, rows}, range));
+    tensors.emplace(name + "_bias", ops::testing::random_tensor(rng, DType::kBF16,
+                                                                {shape.expert_count, rows}));
+  };
+  add("gate_up_proj", 2 * shape.intermediate_size, shape.hidden_size);
+  add("down_proj", shape.hidden_size, shape.intermediate_size);
+  return tensors;
+}
+
+class TestLayer {
+ public:
+  TestLayer(ExpertsBackendKind kind, config::ExpertScheme scheme, const ExpertsShape& shape,
+            int workers = 1)
+      : runner_(ops::make_cpu_fast_kernels(), workers), shape_(shape) {
+    backend_ = make_experts_backend(kind);
+    backend_->define_workspace(registry_, shape).value();
+    layer_ = backend_
+                 ->define(registry_, ExpertsSpec{.slot_prefix = "layers.0.experts",
+                                                 .parameter_prefix = "model.layers.0.mlp.experts",
+                                                 .scheme = scheme,
+                                                 .shape = shape})
+                 .value();
+    const std::int64_t n = shape.max_rows;
+    x_ = operand("x", DType::kF32, {n, shape.hidden_size});
+    ids_ = operand("ids", DType::kI32, {n, shape.experts_per_token});
+    weights_ = operand("weights", DType::kF32, {n, shape.experts_per_token});
+    residual_ = operand("residual", DType::kF32, {n, shape.hidden_size});
+    out_ = operand("out", DType::kF32, {n, shape.hidden_size});
+    active_ = operand("active_rows", DType::kI32, {1});
+    registry_.seal(runner_.device()).value();
+  }
+  ~TestLayer() { registry_.close(); }
+
+  void load(const Tensors& tensors) {
+    for (device::Arena* arena : registry_.versioned_arenas()) {
+      arena->protect(device::Protection::kReadWrite).value();
+    }
+    for (const storage::ParameterSpec& parameter : registry_.parameters()) {
+      if (parameter.slot) copy(tensor_of(tensors, parameter), registry_.view(*parameter.slot));
+    }
+    for (const storage::Derivation& derivation : registry_.derivations()) {
+      for (std::int64_t i = 0; i < derivation.slice_count; ++i) derive(tensors, derivation, i);
+    }
+    for (const std::string& name : layer_->constant_slots()) {
+      const storage::SlotId slot = registry_.find_slot(name).value();
+      const auto value = registry_.constant_value(slot);
+      std::memcpy(registry_.view(slot).address, value.data(), value.size());
+    }
+    for (device::Arena* arena : registry_.versioned_arenas()) {
+      arena->protect(device::Protection::kReadOnly).value();
+    }
+  }
+
+  // Overwrites a constant in memory, as a commit would.
+  void set_constant(const std::string& name, float value) {
+    const storage::SlotId slot = registry_.find_slot("layers.0.experts." + name).value();
+    device::Arena& arena = registry_.arena_of(slot);
+    arena.protect(device::Protection::kReadWrite).value();
+    const auto view = registry_.view(slot);
+    std::fill_n(view.as<float>(), view.shape.element_count(), value);
+    arena.protect(device::Protection::kReadOnly).value();
+  }
+
+  // Operands of a step of rows [begin, begin + count); the active count is in memory.
+  ExpertsArgs args(std::int64_t begin, std::int64_t count) const {
+    return {.x = view(x_).rows(begin, count),
+            .ids = view(ids_).rows(begin, count),
+            .weights = view(weights_).rows(begin, count),
+            .residual = view(residual_).rows(begin, count),
+            .out = view(out_).rows(begin, count),
+            .active_rows = view(active_)};
+  }
+  Status forward(std::int64_t begin, std::int64_t count) {
+    return layer_->forward(runner_.context(), args(begin, count));
+  }
+
+  // Random rows, distinct experts per row, weights that sum to 1; out is poison, all rows active.
+  void randomize_rows(std::uint64_t seed) {
+    base::Rng rng(seed);
+    for (float& value : floats(x_)) value = ops::testing::random_float(rng, 1.0f);
+    for (float& value : floats(residual_)) value = ops::testing::random_float(rng, 1.0f);
+    for (std::int64_t r = 0; r < shape_.max_rows; ++r) randomize_route(rng, r);
+    poison_out();
+    set_active(static_cast<std::int32_t>(shape_.max_rows));
+  }
+  void poison_out() { std::memset(view(out_).address, 0xDD, view(out_).bytes()); }
+  void set_active(std::int32_t count) { *view(active_).as<std::int32_t>() = count; }
+
+  std::span<float> x() { return floats(x_); }
+  std::span<float> out() { return floats(out_); }
+  std::span<float> residual() { return floats(residual_); }
+  std::span<float> weights() { return floats(weights_); }
+  std::span<std::int32_t> ids() {
+    return {view(ids_).as<std::int32_t>(), view(ids_).bytes() / 4};
+  }
+  const ExpertsShape& shape() const { return shape_; }
+  ops::testing::Runner& runner() { return runner_; }
+  storage::Registry& registry() { return registry_; }
+  const ExpertsLayer& layer() const { return *layer_; }
+
+ private:
+  tensor::TensorView view(storage::SlotId slot) const { return registry_.view(slot); }
+  std::span<float> floats(storage::SlotId slot) const {
+    return {view(slot).as<float>(), view(slot).bytes() / sizeof(float)};
+  }
+  storage::SlotId operand(const char* name, DType dtype, const Shape& shape) {
+    return registry_
+        .define(storage::SlotSpec{.name = name,
+                                  .slot_class = storage::SlotClass::kInput,
+                                  .dtype = dtype,
+                                  .shape = shape,
+                                  .arena = {}})
+        .value();
+  }
+  static const HostTensor& tensor_of(const Tensors& tensors,
+                                     const storage::ParameterSpec& parameter) {
+    return tensors.at(parameter.name.substr(parameter.name.rfind('.') + 1));
+  }
+  static void copy(const HostTensor& from, const tensor::TensorView& to) {
+    HF_ASSERT(from.view().shape == to.shape && from.view().dtype == to.dtype, "test tensor fits");
+    std::memcpy(to.address, from.view().address, from.bytes());
+  }
+  void derive(const Tensors& tensors, const storage::Derivation& derivation, std::int64_t slice) {
+    std::vector<tensor::TensorView> inputs;
+    std::vector<tensor::TensorView> outputs;
+    for (const storage::DeriveInput& input : derivation.inputs) {
+      const auto id = std::get<storage::ParameterId>(input);
+      inputs.push_back(tensor_of(tensors, registry_.parameters()[id.index()]).view().rows(slice, 1));
+    }
+    for (const storage::SlotId id : derivation.outputs) {
+      outputs.push_back(registry_.view(id).rows(slice, 1));
+    }
+    derivation.function(runner_.stream(), inputs, outputs).value();
+  }
+  void randomize_route(base::Rng& rng, std::int64_t row) {
+    const std::int64_t k = shape_.experts_per_token;
+    std::vector<std::int32_t> order(static_cast<std::size_t>(shape_.expert_count));
+    for (std::size_t e = 0; e < order.size(); ++e) order[e] = static_cast<std::int32_t>(e);
+    for (std::int64_t i = 0; i < k; ++i) {
+      const auto left = static_cast<std::uint64_t>(shape_.expert_count - i);
+      std::swap(order[i], order[i + static_cast<std::int64_t>(rng.next_below(left))]);
+      ids()[row * k + i] = order[i];
+      weights()[row * k + i] = static_cast<float>(i + 1) * 2.0f / static_cast<float>(k * (k + 1));
+    }
+  }
+
+  ops::testing::Runner runner_;
+  ExpertsShape shape_;
+  storage::Registry registry_;
+  std::unique_ptr<ExpertsBackend> backend_;
+  std::unique_ptr<ExpertsLayer> layer_;
+  storage::SlotId x_, ids_, weights_, residual_, out_, active_;
+};
+
+}  // namespace holdfast::experts::testing
