@@ -1,6 +1,6 @@
 // Puts staged backing under the arenas' addresses, and, by the same call again, takes it away: what
-// was live is afterwards in the staging. On a failure it undoes what it did and says whether it could.
-// The engine thread, between steps. Allocates nothing unless it fails, reads no file.
+// was live is afterwards in the staging. On a failure it undoes what it did and says whether it
+// could. The engine thread, between steps. Allocates nothing unless it fails, reads no file.
 #pragma once
 
 #include <cstddef>

@@ -104,8 +104,8 @@ void Planner::account_parameter(std::size_t index) {
   if (source_of_parameter_[index].has_value()) return;
   const std::string& name = registry_.parameters()[index].name;
   const bool spelled = defects_.size() < kSpelledDefects;
-  defect(ErrorCode::kNotFound, fmt::format("tensor {} is missing ({})", name,
-                                           spelled ? nearest_sources(name) : ""));
+  defect(ErrorCode::kNotFound,
+         fmt::format("tensor {} is missing ({})", name, spelled ? nearest_sources(name) : ""));
 }
 
 Status Planner::account() {
@@ -170,8 +170,7 @@ Status Planner::add_derivations(ReloadPlan& plan) {
       HF_ASSIGN(const std::size_t bytes, tensor::byte_size(parameter.dtype, parameter.shape));
       plan.source_bytes += bytes;
     }
-    plan.peak_host_bytes =
-        std::max(plan.peak_host_bytes, transient_buffer_bytes(registry_, step));
+    plan.peak_host_bytes = std::max(plan.peak_host_bytes, transient_buffer_bytes(registry_, step));
     plan.derivations.push_back(std::move(step));
   }
   return {};

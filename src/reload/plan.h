@@ -1,6 +1,6 @@
-// ReloadPlan: a pure value compiled from a source's list of tensors and a sealed registry before any
-// byte moves: source tensors -> parameters -> derived slots in dependency order, with declared peak
-// bytes and pause. Printable; touches no device. Any thread.
+// ReloadPlan: a pure value compiled from a source's list of tensors and a sealed registry before
+// any byte moves: source tensors -> parameters -> derived slots in dependency order, with declared
+// peak bytes and pause. Printable; touches no device. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,8 @@
 namespace holdfast::reload {
 
 enum class CommitStrategy : std::uint8_t {
-  kRemap,  // swap fresh pages under the same addresses: the weights once more, a pause of microseconds
+  kRemap,  // swap fresh pages under the same addresses: the weights once more, a pause of
+           // microseconds
   kCopy,   // copy staged bytes over the live ones: the same memory, a pause of bytes / bandwidth
 };
 std::string_view commit_strategy_name(CommitStrategy strategy);  // "remap", "copy"

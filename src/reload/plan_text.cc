@@ -21,8 +21,9 @@ void derivation_line(const DeriveStep& step, const storage::Registry& registry, 
   for (const auto& source : step.source_of_input) transient += source.has_value() ? 1 : 0;
   std::vector<std::string_view> outputs;
   for (const auto id : derivation.outputs) outputs.push_back(registry.slot(id).spec.name);
-  fmt::format_to(std::back_inserter(text), "\n    {}: {} of {} inputs from the source, {} slices -> {}",
-                 derivation.name, transient, derivation.inputs.size(), derivation.slice_count,
+  fmt::format_to(std::back_inserter(text),
+                 "\n    {}: {} of {} inputs from the source, {} slices -> {}", derivation.name,
+                 transient, derivation.inputs.size(), derivation.slice_count,
                  fmt::join(outputs, ", "));
 }
 

@@ -6,9 +6,7 @@
 namespace holdfast::reload {
 namespace {
 
-DeliveryId delivery_at(std::size_t index) {
-  return DeliveryId{static_cast<std::uint32_t>(index)};
-}
+DeliveryId delivery_at(std::size_t index) { return DeliveryId{static_cast<std::uint32_t>(index)}; }
 
 }  // namespace
 
@@ -33,9 +31,7 @@ ReceiptBook::ReceiptBook(const storage::Registry& registry, const ReloadPlan& pl
 
 DeliveryId ReceiptBook::of_copy(std::size_t copy_index) const { return delivery_at(copy_index); }
 
-DeliveryId ReceiptBook::of_derivation(std::size_t step) const {
-  return first_of_derivation_[step];
-}
+DeliveryId ReceiptBook::of_derivation(std::size_t step) const { return first_of_derivation_[step]; }
 
 Status ReceiptBook::record(DeliveryId delivery, std::uint64_t offset, std::uint64_t bytes) {
   HF_ASSERT(delivery.index() < receipts_.size(), "a delivery that no plan declared");

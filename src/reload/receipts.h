@@ -40,6 +40,7 @@ class ReceiptBook {
   // Errors: kCorrupt naming the first parameter that did not arrive whole, and its first hole.
   Status check_complete() const;
 
+  const Receipt& receipt(DeliveryId delivery) const { return receipts_[delivery.index()]; }
   std::size_t expected_count() const { return receipts_.size(); }
   std::size_t complete_count() const { return complete_count_; }
 

@@ -93,7 +93,8 @@ struct Engine {
   // A whole reload, verified. Leaves the transaction in `transaction`.
   Status reload(Source& from, CommitStrategy strategy, TransactionOptions transaction_options = {});
   // As reload, up to and with prepare.
-  Status prepare(Source& from, CommitStrategy strategy, TransactionOptions transaction_options = {});
+  Status prepare(Source& from, CommitStrategy strategy,
+                 TransactionOptions transaction_options = {});
 
   config::ModelConfig model_config;
   base::SteadyClock clock;

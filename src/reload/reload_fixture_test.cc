@@ -23,7 +23,8 @@ Status bind_weight(storage::Registry& registry, const std::string& name, const S
                                               .dtype = DType::kBF16,
                                               .shape = shape,
                                               .arena = {}}));
-  HF_TRY(registry.bind({.name = "model." + name, .dtype = DType::kBF16, .shape = shape, .slot = slot}));
+  HF_TRY(registry.bind(
+      {.name = "model." + name, .dtype = DType::kBF16, .shape = shape, .slot = slot}));
   return {};
 }
 
@@ -44,7 +45,8 @@ Status widen(device::Stream&, std::span<const TensorView> in, std::span<const Te
   return {};
 }
 
-// blocks [1, 7] and scales [1, 5] side by side, every other byte from the blocks while there are two.
+// blocks [1, 7] and scales [1, 5] side by side, every other byte from the blocks while there are
+// two.
 Status pack(device::Stream&, std::span<const TensorView> in, std::span<const TensorView> out) {
   std::byte* to = out[0].address;
   for (std::int64_t i = 0; i < kBlockBytes; ++i) {
@@ -92,19 +94,21 @@ Status row_sums(device::Stream& stream, std::span<const TensorView> in,
     args.bytes[args.count++] = in[0].row(row).bytes();
   }
   args.out = out[0].as<std::uint64_t>();
-  return device::launch_cpu<&run_row_sums>(stream, "row_sums", args,
-                                           {device::reads("in", in[0]), device::writes("out", out[0])});
+  return device::launch_cpu<&run_row_sums>(
+      stream, "row_sums", args, {device::reads("in", in[0]), device::writes("out", out[0])});
 }
 
 // The sum of the embedding's bits times the first constant's.
-Status embed_norm(device::Stream&, std::span<const TensorView> in, std::span<const TensorView> out) {
+Status embed_norm(device::Stream&, std::span<const TensorView> in,
+                  std::span<const TensorView> out) {
   std::uint64_t sum = 0;
   for (const std::byte byte : in[0].const_span()) sum = sum * 31 + static_cast<std::uint64_t>(byte);
   *out[0].as<std::uint64_t>() = sum * *in[1].as<std::uint32_t>();
   return {};
 }
 
-Status define_constants(storage::Registry& registry, const std::string& prefix, std::int64_t experts) {
+Status define_constants(storage::Registry& registry, const std::string& prefix,
+                        std::int64_t experts) {
   float value = 1.702f;
   for (const char* name : {"swiglu_alpha", "swiglu_beta", "swiglu_limit"}) {
     const std::vector<float> values(static_cast<std::size_t>(experts), value);
@@ -128,7 +132,8 @@ Status define_qkv(storage::Registry& registry, const std::string& prefix) {
                                              .shape = {11, kHidden},
                                              .arena = {}}));
   std::size_t row = 0;
-  for (const auto& [name, rows] : {std::pair{"q_proj", 5}, std::pair{"k_proj", 3}, std::pair{"v_proj", 3}}) {
+  for (const auto& [name, rows] :
+       {std::pair{"q_proj", 5}, std::pair{"k_proj", 3}, std::pair{"v_proj", 3}}) {
     HF_TRY(registry.bind({.name = fmt::format("model.{}.{}.weight", prefix, name),
                           .dtype = DType::kBF16,
                           .shape = {rows, kHidden},
@@ -176,7 +181,9 @@ Status define_layer(storage::Registry& registry, const std::string& prefix, std:
   return define_constants(registry, prefix + ".experts", experts);
 }
 
-bool is_scales(const storage::ParameterSpec& parameter) { return parameter.name.ends_with("_scales"); }
+bool is_scales(const storage::ParameterSpec& parameter) {
+  return parameter.name.ends_with("_scales");
+}
 
 // The slots that the graph of capture_sum reads.
 std::vector<storage::SlotId> summed_slots(const storage::Registry& registry) {
@@ -294,13 +301,15 @@ Result<std::unique_ptr<device::Graph>> capture_sum(Engine& engine) {
     for (const auto id : summed_slots(registry)) {
       operands.push_back(device::reads("in", registry.view(id)));
     }
-    operands.push_back(device::writes("out", registry.view(registry.find_slot("scratch.sum").value())));
+    operands.push_back(
+        device::writes("out", registry.view(registry.find_slot("scratch.sum").value())));
     const SumArgs args = sum_args(registry);
     return static_cast<device::CpuStream&>(*engine.stream)
         .launch({.name = "sum",
-                 .run = [](const void* raw, device::WorkerPool& pool) {
-                   run_sum(*static_cast<const SumArgs*>(raw), pool);
-                 },
+                 .run =
+                     [](const void* raw, device::WorkerPool& pool) {
+                       run_sum(*static_cast<const SumArgs*>(raw), pool);
+                     },
                  .args = &args,
                  .arg_bytes = sizeof(args),
                  .operands = operands});

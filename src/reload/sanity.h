@@ -1,5 +1,5 @@
-// Sanity: whether weights hold only values that arithmetic can use. Integer tests on whole words, so
-// that a check costs about what reading the bytes costs. Pure; any thread.
+// Sanity: whether weights hold only values that arithmetic can use. Integer tests on whole words,
+// so that a check costs about what reading the bytes costs. Pure; any thread.
 #pragma once
 
 #include <cstddef>
@@ -13,13 +13,13 @@ namespace holdfast::reload {
 
 // What a tensor's elements must not be.
 enum class Insanity : std::uint8_t {
-  kNone,        // every bit pattern is a value (integers, packed 4-bit blocks)
+  kNone,  // every bit pattern is a value (integers, packed 4-bit blocks)
   kF32NotFinite,
   kF16NotFinite,
   kBF16NotFinite,
-  kF8E4M3Nan,   // e4m3fn has no infinity
+  kF8E4M3Nan,  // e4m3fn has no infinity
   kF8E5M2NotFinite,
-  kE8M0Nan,     // 0xFF
+  kE8M0Nan,  // 0xFF
 };
 
 // By dtype; a u8 tensor whose name ends in "_scales" holds e8m0 exponents (MXFP4's block scales).

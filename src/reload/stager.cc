@@ -100,7 +100,8 @@ Status Stager::check_sane(const Delivery& delivery, std::uint64_t offset,
   const Insanity insanity = insanity_of(spec.name, spec.dtype);
   const auto index = find_insane(bytes, insanity);
   if (!index.has_value()) return {};
-  const std::uint64_t first = offset * 8 / static_cast<std::uint64_t>(tensor::dtype_bits(spec.dtype));
+  const std::uint64_t first =
+      offset * 8 / static_cast<std::uint64_t>(tensor::dtype_bits(spec.dtype));
   return make_error(ErrorCode::kCorrupt, "tensor {} {} {}: element {} is {}", spec.name,
                     tensor::dtype_name(spec.dtype), spec.shape.to_string(), first + *index,
                     insanity_text(insanity));
@@ -112,9 +113,8 @@ Status Stager::read(const Delivery& delivery, std::uint64_t offset, std::span<st
     const auto chunk = to.subspan(done, std::min(kStageChunkBytes, to.size() - done));
     const std::uint64_t at = offset + done;
     if (auto status = job_.source.read(delivery.source_index, at, chunk); !status.ok()) {
-      return status.error().with_context(
-          fmt::format("tensor {} bytes [{}, {})", parameter(delivery.parameter).name, at,
-                      at + chunk.size()));
+      return status.error().with_context(fmt::format(
+          "tensor {} bytes [{}, {})", parameter(delivery.parameter).name, at, at + chunk.size()));
     }
     HF_TRY(job_.receipts.record(delivery.receipt, at, chunk.size()));
     // Now, while the chunk is in the cache.
@@ -154,9 +154,9 @@ Status Stager::write_constants() {
 
 Status Stager::check_inputs_fresh(const storage::Derivation& derivation) const {
   for (const storage::DeriveInput& input : derivation.inputs) {
-    std::optional<storage::SlotId> slot;
-    if (const auto* id = std::get_if<storage::SlotId>(&input)) slot = *id;
-    else slot = parameter(std::get<storage::ParameterId>(input)).slot;
+    const auto* id = std::get_if<storage::SlotId>(&input);
+    const std::optional<storage::SlotId> slot =
+        id != nullptr ? *id : parameter(std::get<storage::ParameterId>(input)).slot;
     if (!slot.has_value() || job_.staging.fresh(*slot)) continue;
     return make_error(ErrorCode::kFailedPrecondition,
                       "derivation {} would read slot {} before it holds the bytes of epoch {}",
@@ -190,10 +190,11 @@ Status Stager::derive(std::size_t step_index) {
     const std::size_t source_index = *step.source_of_input[i];
     HF_TRY(check_delivery(source_index, id));
     const std::uint64_t bytes = transient_slice_bytes(derivation, spec);
-    transient_inputs_.push_back(
-        {.input_index = i,
-         .delivery = {.source_index = source_index, .parameter = id, .receipt = DeliveryId{receipt++}},
-         .slice_bytes = bytes});
+    transient_inputs_.push_back({.input_index = i,
+                                 .delivery = {.source_index = source_index,
+                                              .parameter = id,
+                                              .receipt = DeliveryId{receipt++}},
+                                 .slice_bytes = bytes});
     view.address = buffer;
     buffer += round_to_transient_alignment(bytes);
     inputs_.push_back(derivation.slice_count > 1 ? view.rows(0, 1) : view);
@@ -226,7 +227,8 @@ Status Stager::run_slice(const storage::Derivation& derivation, std::int64_t sli
   HF_ASSIGN(const auto unwritten, find_unwritten(outputs, compute));
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const storage::SlotId id = derivation.outputs[i];
-    const auto offset = static_cast<std::uint64_t>(outputs[i].address - job_.staging.bytes(id).data());
+    const auto offset =
+        static_cast<std::uint64_t>(outputs[i].address - job_.staging.bytes(id).data());
     if (unwritten.has_value() && unwritten->output_index == i) {
       return make_error(ErrorCode::kCorrupt, "byte {} of slot {} was left unwritten",
                         offset + unwritten->byte, job_.registry.slot(id).spec.name);

@@ -27,9 +27,9 @@ struct StageJob {
   const std::atomic<bool>* cancel = nullptr;  // may be null
 };
 
-// Errors: kMismatch when `source` is not the one that the plan was made from; kCorrupt naming tensor
-// and element for a value that is not sane, naming derivation, slot and byte for an output that a
-// derivation left unwritten; kCancelled; whatever the source and the derivations say.
+// Errors: kMismatch when `source` is not the one that the plan was made from; kCorrupt naming
+// tensor and element for a value that is not sane, naming derivation, slot and byte for an output
+// that a derivation left unwritten; kCancelled; whatever the source and the derivations say.
 Status run_stage(const StageJob& job);
 
 }  // namespace holdfast::reload

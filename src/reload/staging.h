@@ -1,7 +1,7 @@
-// Staging: the next content of every versioned arena, in backing of its own, with an account of which
-// bytes of which slot were written in this generation. It starts as poison, so that a byte that nobody
-// wrote is a known value and never a stranger's data. Owned by a Transaction; one staging thread, then
-// the engine thread.
+// Staging: the next content of every versioned arena, in backing of its own, with an account of
+// which bytes of which slot were written in this generation. It starts as poison, so that a byte
+// that nobody wrote is a known value and never a stranger's data. Owned by a Transaction; one
+// staging thread, then the engine thread.
 #pragma once
 
 #include <cstddef>
@@ -38,9 +38,9 @@ class Staging {
   tensor::TensorView view(storage::SlotId id) const;
   std::span<std::byte> bytes(storage::SlotId id) const { return view(id).span(); }
 
-  // Records that bytes [offset, offset + bytes) of a slot were written. The slot is stamped with the
-  // generation once all of it is. Errors: kCorrupt naming the slot when they leave it or some were
-  // written before.
+  // Records that bytes [offset, offset + bytes) of a slot were written. The slot is stamped with
+  // the generation once all of it is. Errors: kCorrupt naming the slot when they leave it or some
+  // were written before.
   Status record(storage::SlotId id, std::uint64_t offset, std::uint64_t bytes);
   // Whether all of the slot was written in this generation.
   bool fresh(storage::SlotId id) const;

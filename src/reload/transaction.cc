@@ -102,7 +102,8 @@ Result<std::unique_ptr<Transaction>> Transaction::begin(storage::Registry& regis
     return make_error(ErrorCode::kFailedPrecondition, "a reload needs a sealed registry");
   }
   if (!registry.device().host_addressable()) {
-    return make_error(ErrorCode::kUnsupported, "reload on {}: staging writes through host addresses",
+    return make_error(ErrorCode::kUnsupported,
+                      "reload on {}: staging writes through host addresses",
                       registry.device().name());
   }
   if (registry.epoch() != plan.from_epoch) {
@@ -270,8 +271,7 @@ Status Transaction::verify() {
     return {};
   }
   const Error error = make_error(
-      ErrorCode::kCorrupt,
-      "epoch {}: {} of {} slots differ from what was staged ({}{}); roll back",
+      ErrorCode::kCorrupt, "epoch {}: {} of {} slots differ from what was staged ({}{}); roll back",
       registry_.epoch().value, changed_count, impl_->stamps.size(), fmt::join(changed, ", "),
       changed_count > changed.size() ? ", ..." : "");
   impl_->note_error(error);

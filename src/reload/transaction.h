@@ -1,5 +1,5 @@
-// Transaction: begin -> stage -> prepare -> commit, or abort. A weight update that commits at once or
-// changes nothing. stage and prepare may run on another thread while the engine serves; commit,
+// Transaction: begin -> stage -> prepare -> commit, or abort. A weight update that commits at once
+// or changes nothing. stage and prepare may run on another thread while the engine serves; commit,
 // roll_back and abort-after-commit belong to the engine thread in the quiet moment between steps.
 #pragma once
 
@@ -20,12 +20,18 @@
 namespace holdfast::reload {
 
 enum class TransactionState : std::uint8_t {
-  kPlanned, kStaging, kPrepared, kApplying, kCommitted, kRolledBack, kPoisoned,
+  kPlanned,
+  kStaging,
+  kPrepared,
+  kApplying,
+  kCommitted,
+  kRolledBack,
+  kPoisoned,
 };
 std::string_view transaction_state_name(TransactionState state);  // "planned", ...
 
-// What an engine with a field defect does, for the drill: the fault acts below the transaction's own
-// bookkeeping (receipts are forged), so that only an outside check can see it.
+// What an engine with a field defect does, for the drill: the fault acts below the transaction's
+// own bookkeeping (receipts are forged), so that only an outside check can see it.
 struct InjectedFault {
   enum class Kind : std::uint8_t {
     kNone,
@@ -72,8 +78,8 @@ class Transaction {
 
   // Allocates poisoned backing for every versioned arena and fills it: copies, then constants, then
   // derivations in order. Any error rolls back: nothing live was touched. `stream` runs the
-  // derivations. Values are checked as they arrive, because transient inputs are gone afterwards: an
-  // e8m0 scale of 0xFF or a non-finite float is kCorrupt naming tensor and element. Errors:
+  // derivations. Values are checked as they arrive, because transient inputs are gone afterwards:
+  // an e8m0 scale of 0xFF or a non-finite float is kCorrupt naming tensor and element. Errors:
   // kResourceExhausted, kIo, kCorrupt, kMismatch (a source that the plan was not made from),
   // kCancelled, whatever a derivation says.
   Status stage(Source& source, device::Stream& stream);

@@ -16,10 +16,10 @@ using testing::content;
 using testing::Engine;
 using testing::expected_sum;
 using testing::FakeSource;
+using ::testing::HasSubstr;
 using testing::replay_sum;
 using testing::Snapshot;
 using testing::snapshot;
-using ::testing::HasSubstr;
 
 std::string message(const Status& status) {
   return status.ok() ? "ok" : status.error().to_string();
@@ -42,7 +42,9 @@ void expect_holds(const Engine& engine, FakeSource& source) {
     if (!parameter.slot.has_value()) continue;
     const auto& bytes = source.tensor(parameter.name).bytes;
     EXPECT_EQ(std::memcmp(registry.view(*parameter.slot).address + parameter.offset_bytes,
-                          bytes.data(), bytes.size()), 0) << parameter.name;
+                          bytes.data(), bytes.size()),
+              0)
+        << parameter.name;
   }
   const auto& sinks = source.tensor("model.layers.0.sinks").bytes;
   const std::byte* widened = registry.view(registry.find_slot("layers.0.sinks").value()).address;
@@ -107,7 +109,8 @@ TEST_P(TransactionTest, AWarmAToBEqualsAColdBInEveryByteOfEveryArena) {
   ASSERT_TRUE(warm.reload(b, strategy()).ok());
   // The other strategy, so that the two ways are equal too.
   ASSERT_TRUE(cold.reload(cold_b, strategy() == CommitStrategy::kRemap ? CommitStrategy::kCopy
-                                                                       : CommitStrategy::kRemap).ok());
+                                                                       : CommitStrategy::kRemap)
+                  .ok());
   EXPECT_EQ(content(warm.registry), content(cold.registry));
   EXPECT_NE(content(warm.registry), of_a);
   FakeSource back = warm.source(1);
@@ -164,7 +167,8 @@ TEST_P(TransactionTest, GraphsReplayTheOldWeightsWhileAnotherThreadStages) {
   auto graph = capture_sum(engine);
   const std::uint64_t of_a = replay_sum(engine, **graph);
   auto plan = make_plan(engine.registry, engine.model_config, b, strategy());
-  auto transaction = Transaction::begin(engine.registry, *plan, {.clock = &engine.clock, .fault = {}});
+  auto transaction =
+      Transaction::begin(engine.registry, *plan, {.clock = &engine.clock, .fault = {}});
   ASSERT_TRUE(transaction.ok());
   auto staging_stream = engine.device->create_stream(1);
   Status staged;
@@ -244,7 +248,8 @@ TEST_P(TransactionTest, APlanForAnotherEpochIsRefused) {
   FakeSource a = engine.source(1), b = engine.source(2);
   auto stale = make_plan(engine.registry, engine.model_config, a, strategy());
   ASSERT_TRUE(engine.reload(a, strategy()).ok());
-  const auto begun = Transaction::begin(engine.registry, *stale, {.clock = &engine.clock, .fault = {}});
+  const auto begun =
+      Transaction::begin(engine.registry, *stale, {.clock = &engine.clock, .fault = {}});
   ASSERT_FALSE(begun.ok());
   EXPECT_EQ(begun.error().code(), ErrorCode::kFailedPrecondition);
   EXPECT_THAT(begun.error().message(), HasSubstr("epoch 0"));
@@ -292,7 +297,8 @@ TEST_P(TransactionTest, AnAbortOrADestructorInAnyStateLeavesEverythingAsBefore) 
     for (const bool explicitly : {true, false}) {
       FakeSource b = engine.source(2);
       auto plan = make_plan(engine.registry, engine.model_config, b, strategy());
-      auto begun = Transaction::begin(engine.registry, *plan, {.clock = &engine.clock, .fault = {}});
+      auto begun =
+          Transaction::begin(engine.registry, *plan, {.clock = &engine.clock, .fault = {}});
       if (steps > 0) {
         ASSERT_TRUE((*begun)->stage(b, *engine.stream).ok());
       }
