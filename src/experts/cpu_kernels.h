@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "device/cpu/worker_pool.h"
 
@@ -31,7 +32,7 @@ struct Groups {
 };
 
 // Each kernel's arguments hold the addresses that it reads or writes and no others: a capture checks
-// every pointer in them against the declared operands.
+// every word in them against the declared operands, so there is no padding either.
 struct GroupArgs {
   MoeShape shape;
   const std::int32_t* ids = nullptr;
@@ -68,6 +69,11 @@ struct CombineArgs {
   const std::int32_t* active_rows = nullptr;
   float* out = nullptr;
 };
+
+static_assert(std::has_unique_object_representations_v<GroupArgs> &&
+              std::has_unique_object_representations_v<GateUpArgs> &&
+              std::has_unique_object_representations_v<DownArgs> &&
+              std::has_unique_object_representations_v<CombineArgs>);
 
 void group_pairs(const GroupArgs& args, device::WorkerPool& workers);
 void gate_up(const GateUpArgs& args, device::WorkerPool& workers);

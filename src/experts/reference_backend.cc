@@ -3,12 +3,12 @@
 #include <array>
 #include <cmath>
 #include <string>
+#include <type_traits>
 
 #include "base/error.h"
 #include "device/cpu/cpu_device.h"
 #include "experts/backends.h"
 #include "experts/layer_slots.h"
-#include "ops/cpu/kernel_sets.h"
 #include "tensor/codecs.h"
 
 namespace holdfast::experts {
@@ -46,6 +46,9 @@ struct ForwardArgs {
   float* activation = nullptr;  // [I]
   float* sum = nullptr;         // [H]
 };
+
+// A capture looks for pointers in every word, padding included.
+static_assert(std::has_unique_object_representations_v<ForwardArgs>);
 
 // W_e[row] . x + bias_e[row]
 float row_times(const RawMatrix& matrix, std::int64_t expert, std::int64_t row, const float* x) {

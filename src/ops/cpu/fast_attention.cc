@@ -159,7 +159,7 @@ struct Heads {
   std::int64_t kv_head = 0;
 };
 
-void begin_heads(const PagedAttentionArgs& args, AttentionState& state, std::int64_t row,
+void begin_heads(const PagedAttentionKernel& args, AttentionState& state, std::int64_t row,
                  Heads heads) {
   const float* query =
       args.qkv.as<const float>() + row * args.qkv.shape[1] + heads.first * state.dim;
@@ -174,7 +174,7 @@ void begin_heads(const PagedAttentionArgs& args, AttentionState& state, std::int
 }
 
 // Points the chunk [j, j + count) at its keys and values.
-void find_chunk(const PagedAttentionArgs& args, const PagedKeys& keys, AttentionState& state,
+void find_chunk(const PagedAttentionKernel& args, const PagedKeys& keys, AttentionState& state,
                 std::int64_t first_key, std::int64_t kv_head, int count) {
   const std::int64_t head_offset = kv_head * state.dim;
   for (int j = 0; j < count; ++j) {
@@ -185,13 +185,13 @@ void find_chunk(const PagedAttentionArgs& args, const PagedKeys& keys, Attention
   }
 }
 
-void attend_heads(const PagedAttentionArgs& args, const PagedKeys& keys, AttentionState& state,
+void attend_heads(const PagedAttentionKernel& args, const PagedKeys& keys, AttentionState& state,
                   std::int64_t row, Heads heads) {
   begin_heads(args, state, row, heads);
   for (std::int64_t j = keys.begin; j < keys.end; j += kChunk) {
     const int count = static_cast<int>(std::min<std::int64_t>(kChunk, keys.end - j));
     find_chunk(args, keys, state, j, heads.kv_head, count);
-    attend_group(state, count, args.scale);
+    attend_group(state, count, static_cast<float>(args.scale));
   }
   float* out = args.out.as<float>() +
                (row * args.sinks.shape[0] + heads.first) * state.dim;
@@ -203,7 +203,7 @@ void attend_heads(const PagedAttentionArgs& args, const PagedKeys& keys, Attenti
 }
 
 // Tasks [begin, end) of rows * kv heads.
-void attention_tasks(const PagedAttentionArgs& args, std::int64_t begin, std::int64_t end) {
+void attention_tasks(const PagedAttentionKernel& args, std::int64_t begin, std::int64_t end) {
   const std::int64_t kv_heads = args.key_pages.shape[2];
   const std::int64_t group = args.sinks.shape[0] / kv_heads;
   AttentionState state;
@@ -236,7 +236,7 @@ namespace holdfast::ops::cpu {
 
 HWY_EXPORT(attention_tasks);
 
-void Fast::paged_attention(const PagedAttentionArgs& args, device::WorkerPool& workers) {
+void Fast::paged_attention(const PagedAttentionKernel& args, device::WorkerPool& workers) {
   const std::int64_t rows = active_row_count(args.active_rows, args.qkv.shape[0]);
   const auto tasks = HWY_DYNAMIC_DISPATCH(attention_tasks);
   workers.parallel_for(rows * args.key_pages.shape[2], 1,

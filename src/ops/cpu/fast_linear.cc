@@ -96,7 +96,7 @@ struct Tile {
 };
 
 template <int kRows, int kTokens, typename Weight>
-HWY_NOINLINE void compute_tile(const LinearArgs& args, Tile tile) {
+HWY_NOINLINE void compute_tile(const LinearKernel& args, Tile tile) {
   const std::int64_t k = args.weight.shape[1];
   const std::int64_t outputs = args.weight.shape[0];
   float sums[kRows * kTokens];
@@ -115,7 +115,7 @@ HWY_NOINLINE void compute_tile(const LinearArgs& args, Tile tile) {
 }
 
 template <int kRows, typename Weight>
-HWY_INLINE void compute_tokens(const LinearArgs& args, std::int64_t row, std::int64_t tokens) {
+HWY_INLINE void compute_tokens(const LinearKernel& args, std::int64_t row, std::int64_t tokens) {
   std::int64_t t = 0;
   for (; t + kTileTokens <= tokens; t += kTileTokens) {
     compute_tile<kRows, kTileTokens, Weight>(args, {row, t});
@@ -126,7 +126,7 @@ HWY_INLINE void compute_tokens(const LinearArgs& args, std::int64_t row, std::in
 }
 
 template <typename Weight>
-HWY_INLINE void compute_rows(const LinearArgs& args, std::int64_t begin, std::int64_t end) {
+HWY_INLINE void compute_rows(const LinearKernel& args, std::int64_t begin, std::int64_t end) {
   const std::int64_t tokens = active_row_count(args.active_rows, args.x.shape[0]);
   std::int64_t row = begin;
   for (; row + kTileRows <= end; row += kTileRows) {
@@ -136,8 +136,8 @@ HWY_INLINE void compute_rows(const LinearArgs& args, std::int64_t begin, std::in
 }
 
 // Rows [begin, end) of the weight for all active tokens.
-void linear_rows(const LinearArgs& args, std::int64_t begin, std::int64_t end) {
-  if (args.weight.dtype == tensor::DType::kF32) {
+void linear_rows(const LinearKernel& args, std::int64_t begin, std::int64_t end) {
+  if (args.weight.is_f32 != 0) {
     compute_rows<float>(args, begin, end);
   } else {
     compute_rows<std::uint16_t>(args, begin, end);
@@ -152,7 +152,7 @@ namespace holdfast::ops::cpu {
 
 HWY_EXPORT(linear_rows);
 
-void Fast::linear(const LinearArgs& args, device::WorkerPool& workers) {
+void Fast::linear(const LinearKernel& args, device::WorkerPool& workers) {
   const auto rows = HWY_DYNAMIC_DISPATCH(linear_rows);
   workers.parallel_for(args.weight.shape[0], kTileRows,
                        [&](std::int64_t begin, std::int64_t end, int) { rows(args, begin, end); });

@@ -41,7 +41,7 @@ HWY_INLINE void decode_row(const std::uint16_t* from, std::int64_t count, float*
       [&](std::int64_t i) { to[i] = tensor::bf16_to_f32(from[i]); });
 }
 
-void embedding_rows(const EmbeddingArgs& args, std::int64_t begin, std::int64_t end) {
+void embedding_rows(const EmbeddingKernel& args, std::int64_t begin, std::int64_t end) {
   const std::int64_t vocab = args.table.shape[0];
   const std::int64_t hidden = args.table.shape[1];
   for (std::int64_t r = begin; r < end; ++r) {
@@ -49,7 +49,7 @@ void embedding_rows(const EmbeddingArgs& args, std::int64_t begin, std::int64_t 
     float* out = args.out.as<float>() + r * hidden;
     if (id < 0 || id >= vocab) {
       std::fill_n(out, hidden, 0.0f);
-    } else if (args.table.dtype == tensor::DType::kF32) {
+    } else if (args.table.is_f32 != 0) {
       std::copy_n(args.table.as<const float>() + id * hidden, hidden, out);
     } else {
       decode_row(args.table.as<const std::uint16_t>() + id * hidden, hidden, out);
@@ -71,15 +71,15 @@ HWY_INLINE float sum_of_squares(const float* x, std::int64_t count) {
   return hn::GetLane(hn::SumOfLanes(d, sum)) + rest;
 }
 
-void rms_norm_rows(const RmsNormArgs& args, std::int64_t begin, std::int64_t end) {
+void rms_norm_rows(const RmsNormKernel& args, std::int64_t begin, std::int64_t end) {
   const F32 d;
   const std::int64_t hidden = args.x.shape[1];
-  const bool wide = args.weight.dtype == tensor::DType::kF32;
+  const bool wide = args.weight.is_f32 != 0;
   for (std::int64_t r = begin; r < end; ++r) {
     const float* x = args.x.as<const float>() + r * hidden;
     float* out = args.out.as<float>() + r * hidden;
     const float mean = sum_of_squares(x, hidden) / static_cast<float>(hidden);
-    const float scale = 1.0f / std::sqrt(mean + args.eps);
+    const float scale = 1.0f / std::sqrt(mean + static_cast<float>(args.eps));
     const VF scales = hn::Set(d, scale);
     for_elements(
         hidden,
@@ -92,7 +92,7 @@ void rms_norm_rows(const RmsNormArgs& args, std::int64_t begin, std::int64_t end
   }
 }
 
-void rope_rows(const RopeArgs& args, std::int64_t begin, std::int64_t end) {
+void rope_rows(const RopeKernel& args, std::int64_t begin, std::int64_t end) {
   const F32 d;
   const std::int64_t half = args.head_dim / 2;
   for (std::int64_t r = begin; r < end; ++r) {
@@ -149,31 +149,31 @@ void for_rows(device::WorkerPool& workers, const Args& args, std::int64_t rows,
 
 }  // namespace
 
-void Fast::embedding(const EmbeddingArgs& args, device::WorkerPool& workers) {
+void Fast::embedding(const EmbeddingKernel& args, device::WorkerPool& workers) {
   for_rows(workers, args, active_row_count(args.active_rows, args.ids.shape[0]),
            args.table.shape[1], HWY_DYNAMIC_DISPATCH(embedding_rows));
 }
 
-void Fast::rms_norm(const RmsNormArgs& args, device::WorkerPool& workers) {
+void Fast::rms_norm(const RmsNormKernel& args, device::WorkerPool& workers) {
   for_rows(workers, args, active_row_count(args.active_rows, args.x.shape[0]), args.x.shape[1],
            HWY_DYNAMIC_DISPATCH(rms_norm_rows));
 }
 
-void Fast::rope(const RopeArgs& args, device::WorkerPool& workers) {
+void Fast::rope(const RopeKernel& args, device::WorkerPool& workers) {
   for_rows(workers, args, active_row_count(args.active_rows, args.x.shape[0]),
            args.head_count * args.head_dim, HWY_DYNAMIC_DISPATCH(rope_rows));
 }
 
 // Copies and comparisons: the scalar loops are as fast as memory at the sizes of a step.
-void Fast::kv_write(const KvWriteArgs& args, device::WorkerPool& workers) {
+void Fast::kv_write(const KvWriteKernel& args, device::WorkerPool& workers) {
   Reference::kv_write(args, workers);
 }
 
-void Fast::gather_rows(const GatherRowsArgs& args, device::WorkerPool& workers) {
+void Fast::gather_rows(const GatherRowsKernel& args, device::WorkerPool& workers) {
   Reference::gather_rows(args, workers);
 }
 
-void Fast::router_top_k(const RouterTopKArgs& args, device::WorkerPool& workers) {
+void Fast::router_top_k(const RouterTopKKernel& args, device::WorkerPool& workers) {
   Reference::router_top_k(args, workers);
 }
 

@@ -8,7 +8,7 @@ namespace holdfast::ops::cpu {
 
 // With half = d / 2 and (a, b) = (x[i], x[i + half]) of a head:
 // x[i] = a cos_i - b sin_i, x[i + half] = b cos_i + a sin_i
-void Reference::rope(const RopeArgs& args, device::WorkerPool&) {
+void Reference::rope(const RopeKernel& args, device::WorkerPool&) {
   const std::int64_t rows = active_row_count(args.active_rows, args.x.shape[0]);
   const std::int64_t width = args.x.shape[1];
   const std::int64_t half = args.head_dim / 2;
@@ -30,8 +30,8 @@ void Reference::rope(const RopeArgs& args, device::WorkerPool&) {
 }
 
 // pages[slot_mapping[r]] = k, v of row r
-void Reference::kv_write(const KvWriteArgs& args, device::WorkerPool&) {
-  const tensor::Shape& pages = args.key_pages.shape;
+void Reference::kv_write(const KvWriteKernel& args, device::WorkerPool&) {
+  const auto& pages = args.key_pages.shape;
   const std::int64_t rows = active_row_count(args.active_rows, args.qkv.shape[0]);
   const std::int64_t width = args.qkv.shape[1];
   const std::int64_t kv_width = pages[2] * pages[3];
@@ -55,7 +55,7 @@ float dot(const float* a, const float* b, std::int64_t count) {
 
 // With s_j = scale * q . k_j over the visible keys and m = max(sink, max_j s_j):
 // out = sum_j exp(s_j - m) v_j / (exp(sink - m) + sum_j exp(s_j - m))
-void attend_head(const PagedAttentionArgs& args, const PagedKeys& keys, std::int64_t row,
+void attend_head(const PagedAttentionKernel& args, const PagedKeys& keys, std::int64_t row,
                  std::int64_t head) {
   const std::int64_t dim = args.key_pages.shape[3];
   const std::int64_t query_heads = args.sinks.shape[0];
@@ -67,17 +67,18 @@ void attend_head(const PagedAttentionArgs& args, const PagedKeys& keys, std::int
   std::fill_n(out, dim, 0.0f);
   if (keys.table == nullptr) return;
 
+  const auto scale = static_cast<float>(args.scale);
   const float sink = weight_at(args.sinks, head);
   float largest = sink;
   for (std::int64_t j = keys.begin; j < keys.end; ++j) {
     const std::int64_t offset = keys.offset(j);
-    if (offset >= 0) largest = std::max(largest, args.scale * dot(query, key + offset, dim));
+    if (offset >= 0) largest = std::max(largest, scale * dot(query, key + offset, dim));
   }
   float denominator = std::exp(sink - largest);
   for (std::int64_t j = keys.begin; j < keys.end; ++j) {
     const std::int64_t offset = keys.offset(j);
     if (offset < 0) continue;
-    const float p = std::exp(args.scale * dot(query, key + offset, dim) - largest);
+    const float p = std::exp(scale * dot(query, key + offset, dim) - largest);
     denominator += p;
     for (std::int64_t i = 0; i < dim; ++i) out[i] += p * value[offset + i];
   }
@@ -86,7 +87,7 @@ void attend_head(const PagedAttentionArgs& args, const PagedKeys& keys, std::int
 
 }  // namespace
 
-void Reference::paged_attention(const PagedAttentionArgs& args, device::WorkerPool&) {
+void Reference::paged_attention(const PagedAttentionKernel& args, device::WorkerPool&) {
   const std::int64_t rows = active_row_count(args.active_rows, args.qkv.shape[0]);
   for (std::int64_t r = 0; r < rows; ++r) {
     const PagedKeys keys = visible_keys(args, r);

@@ -33,7 +33,7 @@ std::int32_t best_remaining(const float* logits, std::int64_t experts, const std
 
 // weights = softmax(logits[ids]); a logit equal to the largest counts exp(0) even when both are
 // infinite, so that the weights are always numbers.
-void Reference::router_top_k(const RouterTopKArgs& args, device::WorkerPool&) {
+void Reference::router_top_k(const RouterTopKKernel& args, device::WorkerPool&) {
   const std::int64_t rows = active_row_count(args.active_rows, args.logits.shape[0]);
   const std::int64_t experts = args.logits.shape[1];
   const std::int64_t k = args.ids.shape[1];

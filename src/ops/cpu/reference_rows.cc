@@ -6,7 +6,7 @@
 namespace holdfast::ops::cpu {
 
 // out[r, h] = table[ids[r], h]
-void Reference::embedding(const EmbeddingArgs& args, device::WorkerPool&) {
+void Reference::embedding(const EmbeddingKernel& args, device::WorkerPool&) {
   const std::int64_t rows = active_row_count(args.active_rows, args.ids.shape[0]);
   const std::int64_t vocab = args.table.shape[0];
   const std::int64_t hidden = args.table.shape[1];
@@ -21,7 +21,7 @@ void Reference::embedding(const EmbeddingArgs& args, device::WorkerPool&) {
 }
 
 // out[r, h] = x[r, h] * rsqrt(sum_h x[r, h]^2 / H + eps) * weight[h]
-void Reference::rms_norm(const RmsNormArgs& args, device::WorkerPool&) {
+void Reference::rms_norm(const RmsNormKernel& args, device::WorkerPool&) {
   const std::int64_t rows = active_row_count(args.active_rows, args.x.shape[0]);
   const std::int64_t hidden = args.x.shape[1];
   for (std::int64_t r = 0; r < rows; ++r) {
@@ -29,13 +29,14 @@ void Reference::rms_norm(const RmsNormArgs& args, device::WorkerPool&) {
     float* out = args.out.as<float>() + r * hidden;
     float square_sum = 0.0f;
     for (std::int64_t h = 0; h < hidden; ++h) square_sum += x[h] * x[h];
-    const float scale = 1.0f / std::sqrt(square_sum / static_cast<float>(hidden) + args.eps);
+    const float mean = square_sum / static_cast<float>(hidden);
+    const float scale = 1.0f / std::sqrt(mean + static_cast<float>(args.eps));
     for (std::int64_t h = 0; h < hidden; ++h) out[h] = x[h] * scale * weight_at(args.weight, h);
   }
 }
 
 // out[r, o] = sum_k x[r, k] * weight[o, k] + bias[o] + residual[r, o]
-void Reference::linear(const LinearArgs& args, device::WorkerPool&) {
+void Reference::linear(const LinearKernel& args, device::WorkerPool&) {
   const std::int64_t rows = active_row_count(args.active_rows, args.x.shape[0]);
   const std::int64_t inputs = args.weight.shape[1];
   const std::int64_t outputs = args.weight.shape[0];
@@ -52,7 +53,7 @@ void Reference::linear(const LinearArgs& args, device::WorkerPool&) {
 }
 
 // out[r, h] = x[rows[r], h]
-void Reference::gather_rows(const GatherRowsArgs& args, device::WorkerPool&) {
+void Reference::gather_rows(const GatherRowsKernel& args, device::WorkerPool&) {
   const std::int64_t rows = active_row_count(args.active_rows, args.rows.shape[0]);
   const std::int64_t source_rows = args.x.shape[0];
   const std::int64_t hidden = args.x.shape[1];
