@@ -67,23 +67,17 @@ std::byte* map_aligned(std::size_t bytes, std::size_t alignment, int protection,
   return begin + head;
 }
 
-// Moves the pages at `from` onto `to`, replacing what is mapped there. `keep` leaves an empty
-// mapping at `from`, so that no other thread's mmap can land in the gap.
-bool move_pages(std::byte* from, std::byte* to, std::size_t bytes, bool keep) {
+}  // namespace
+
+bool move_pages_by_mremap(std::byte* from, std::byte* to, std::size_t bytes, bool keep) {
   const int flags = MREMAP_MAYMOVE | MREMAP_FIXED | (keep ? MREMAP_DONTUNMAP : 0);
   return mremap(from, bytes, bytes, flags, to) == static_cast<void*>(to);
 }
 
-// As move_pages with an empty mapping left behind; kernels before 5.7 cannot, and leave a gap.
-bool move_pages_out(std::byte* from, std::byte* to, std::size_t bytes) {
-  if (move_pages(from, to, bytes, true)) return true;
-  return errno == EINVAL && move_pages(from, to, bytes, false);
-}
-
-}  // namespace
-
-CpuMemory::CpuMemory(const CpuDeviceOptions& options)
-    : options_(options), page_bytes_(static_cast<std::size_t>(sysconf(_SC_PAGESIZE))) {}
+CpuMemory::CpuMemory(const CpuDeviceOptions& options, MovePages move_pages)
+    : options_(options),
+      move_pages_(move_pages),
+      page_bytes_(static_cast<std::size_t>(sysconf(_SC_PAGESIZE))) {}
 
 CpuMemory::~CpuMemory() {
   HF_ASSERT(live_.empty(), "a device ends while " + std::to_string(live_.size()) +
@@ -186,6 +180,12 @@ Status CpuMemory::protect(Memory memory, Protection protection) {
   return {};
 }
 
+// An empty mapping stays behind; kernels before 5.7 cannot do that, and leave a gap.
+bool CpuMemory::move_pages_out(std::byte* from, std::byte* to, std::size_t bytes) const {
+  if (move_pages_(from, to, bytes, true)) return true;
+  return errno == EINVAL && move_pages_(from, to, bytes, false);
+}
+
 // a's pages step aside into a parking range, b's take their place, the parked ones take b's. Every
 // step is one system call that happens or does not, so an error unwinds by the reverse steps.
 Status CpuMemory::exchange(Memory a, Memory b) {
@@ -209,13 +209,13 @@ Status CpuMemory::exchange(Memory a, Memory b) {
   constexpr const char* kLost = "exchange_backing could not put the live pages back";
   if (!move_pages_out(b.address, a.address, bytes)) {
     Error error = failed("moving the staged pages in");
-    HF_ASSERT(move_pages(parking, a.address, bytes, false), kLost);
+    HF_ASSERT(move_pages_(parking, a.address, bytes, false), kLost);
     return error;
   }
-  if (!move_pages(parking, b.address, bytes, false)) {
+  if (!move_pages_(parking, b.address, bytes, false)) {
     Error error = failed("moving the previous pages out");
     HF_ASSERT(move_pages_out(a.address, b.address, bytes), kLost);
-    HF_ASSERT(move_pages(parking, a.address, bytes, false), kLost);
+    HF_ASSERT(move_pages_(parking, a.address, bytes, false), kLost);
     return error;
   }
   return {};

@@ -21,9 +21,17 @@ inline constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
 // leaves, whichever is less. The largest size_t when the system does not say.
 std::size_t available_memory_bytes();
 
+// Moves the pages at `from` onto `to`, replacing what is mapped there, all or nothing. `keep` leaves
+// an empty mapping at `from`, so that no other thread's mmap can land in the gap. False, with errno,
+// when the system refuses.
+using MovePages = bool (*)(std::byte* from, std::byte* to, std::size_t bytes, bool keep);
+bool move_pages_by_mremap(std::byte* from, std::byte* to, std::size_t bytes, bool keep);
+
 class CpuMemory {
  public:
-  explicit CpuMemory(const CpuDeviceOptions& options);
+  // `move_pages` is another function only where a test makes the system refuse.
+  explicit CpuMemory(const CpuDeviceOptions& options,
+                     MovePages move_pages = &move_pages_by_mremap);
   // Returns the pool to the system. Asserts that nothing is live.
   ~CpuMemory();
   CpuMemory(const CpuMemory&) = delete;
@@ -43,8 +51,10 @@ class CpuMemory {
   Result<Memory> map_pages(std::size_t bytes);
   std::byte* take_pooled(std::size_t bytes);
   void count_live(std::size_t bytes);
+  bool move_pages_out(std::byte* from, std::byte* to, std::size_t bytes) const;
 
   CpuDeviceOptions options_;
+  MovePages move_pages_;
   std::size_t page_bytes_;
   mutable std::mutex mutex_;
   std::map<std::uintptr_t, std::size_t> live_;
