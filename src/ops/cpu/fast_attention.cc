@@ -12,6 +12,7 @@
 #define HWY_TARGET_INCLUDE "ops/cpu/fast_attention.cc"
 #include <limits>
 
+#include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 #include "hwy/contrib/math/math-inl.h"
@@ -23,6 +24,7 @@ namespace holdfast::ops::cpu {
 
 inline constexpr int kChunk = 64;
 inline constexpr int kMaxGroup = 8;
+inline constexpr std::int64_t kLineFloats = 16;
 inline constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
 
 // What one task accumulates for its query heads. Rows are padded to whole vectors with zeros.
@@ -56,53 +58,126 @@ HWY_INLINE VF load_tail(const float* from, std::int64_t count) {
   return hn::Load(F32(), buffer);
 }
 
-// p[g][j] = scale * query[g] . keys[j]
+#if HWY_TARGET == HWY_SCALAR
+HWY_INLINE void add_lanes_of_four(const VF* v, float* out) {
+  for (int i = 0; i < 4; ++i) out[i] = hn::GetLane(v[i]);
+}
+#else
+// The sum of the 128-bit blocks of a vector: lane i of the result adds lanes i, i + 4, ...
+template <class D>
+HWY_INLINE hn::Vec<hn::CappedTag<float, 4>> add_blocks(D, hn::Vec<D> v) {
+  if constexpr (hn::MaxLanes(D()) <= 4) {
+    return v;
+  } else {
+    const hn::Half<D> half;
+    return add_blocks(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+  }
+}
+
+// out[i] = the sum of the lanes of v[i], i < 4: a transpose and an addition at once.
+HWY_INLINE void add_lanes_of_four(const VF* v, float* out) {
+  const F32 d;
+  const hn::RepartitionToWide<F32> wide;
+  const auto pair = [&](VF a, VF b) HWY_ATTR {
+    return hn::BitCast(wide, hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b)));
+  };
+  const auto low = pair(v[0], v[1]);
+  const auto high = pair(v[2], v[3]);
+  const VF sums = hn::Add(hn::BitCast(d, hn::InterleaveLower(wide, low, high)),
+                          hn::BitCast(d, hn::InterleaveUpper(wide, low, high)));
+  hn::StoreU(add_blocks(d, sums), hn::CappedTag<float, 4>(), out);
+}
+#endif
+
+// scores[g] = query[g] . key
 template <int kGroup>
-HWY_INLINE void score_key(AttentionState& state, int j, float scale) {
+HWY_INLINE void score_key(const AttentionState& state, const float* key, float* scores) {
   const F32 d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  const float* key = state.keys[j];
   VF sum[kGroup];
 #pragma GCC unroll 8
   for (int g = 0; g < kGroup; ++g) sum[g] = hn::Zero(d);
-  for (std::int64_t i = 0; i < state.dim; i += lanes) {
-    const std::int64_t left = state.dim - i;
-    const VF k = left >= lanes ? hn::LoadU(d, key + i) : load_tail(key + i, left);
+  std::int64_t i = 0;
+  for (; i + lanes <= state.dim; i += lanes) {
+    const VF k = hn::LoadU(d, key + i);
 #pragma GCC unroll 8
     for (int g = 0; g < kGroup; ++g) {
       sum[g] = hn::MulAdd(hn::Load(d, state.query[g] + i), k, sum[g]);
     }
   }
+  if (i < state.dim) {
+    const VF k = load_tail(key + i, state.dim - i);
 #pragma GCC unroll 8
-  for (int g = 0; g < kGroup; ++g) {
-    state.p[g][j] = scale * hn::GetLane(hn::SumOfLanes(d, sum[g]));
+    for (int g = 0; g < kGroup; ++g) {
+      sum[g] = hn::MulAdd(hn::Load(d, state.query[g] + i), k, sum[g]);
+    }
+  }
+  if constexpr (kGroup % 4 == 0) {
+    for (int g = 0; g < kGroup; g += 4) add_lanes_of_four(sum + g, scores + g);
+  } else {
+    for (int g = 0; g < kGroup; ++g) scores[g] = hn::GetLane(hn::SumOfLanes(d, sum[g]));
   }
 }
 
-// sum[g] = sum[g] * decay[g] + sum_j p[g][j] values[j], j in order
+// p[g][j] = scale * query[g] . keys[j], -inf for a key that is not seen and past the chunk's end
+template <int kGroup>
+HWY_INLINE void score_chunk(AttentionState& state, int count, float scale) {
+  HWY_ALIGN float scores[kChunk][kGroup];
+  for (int j = 0; j < count; ++j) {
+    if (state.keys[j] != nullptr) {
+      score_key<kGroup>(state, state.keys[j], scores[j]);
+    } else {
+      std::fill_n(scores[j], kGroup, kNegativeInfinity);
+    }
+  }
+  for (int g = 0; g < kGroup; ++g) {
+    for (int j = 0; j < count; ++j) state.p[g][j] = scale * scores[j][g];
+    std::fill(state.p[g] + count, state.p[g] + kChunk, kNegativeInfinity);
+  }
+}
+
+// sum[g] = sum[g] * decay[g] + sum_j p[g][j] values[j], j in order, for elements [i, i + lanes)
+template <int kGroup, typename Load>
+HWY_INLINE void add_value_part(AttentionState& state, int count, const float* decay, std::int64_t i,
+                               const Load& load) {
+  const F32 d;
+  VF sum[kGroup];
+#pragma GCC unroll 8
+  for (int g = 0; g < kGroup; ++g) {
+    sum[g] = hn::Mul(hn::Load(d, state.sum[g] + i), hn::Set(d, decay[g]));
+  }
+  for (int j = 0; j < count; ++j) {
+    if (state.values[j] == nullptr) continue;
+    const VF v = load(state.values[j] + i);
+#pragma GCC unroll 8
+    for (int g = 0; g < kGroup; ++g) {
+      sum[g] = hn::MulAdd(hn::Set(d, state.p[g][j]), v, sum[g]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int g = 0; g < kGroup; ++g) hn::Store(sum[g], d, state.sum[g] + i);
+}
+
 template <int kGroup>
 HWY_INLINE void add_values(AttentionState& state, int count, const float* decay) {
   const F32 d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  for (std::int64_t i = 0; i < state.dim; i += lanes) {
-    const std::int64_t left = state.dim - i;
-    VF sum[kGroup];
-#pragma GCC unroll 8
-    for (int g = 0; g < kGroup; ++g) {
-      sum[g] = hn::Mul(hn::Load(d, state.sum[g] + i), hn::Set(d, decay[g]));
-    }
-    for (int j = 0; j < count; ++j) {
-      const float* value = state.values[j];
-      if (value == nullptr) continue;
-      const VF v = left >= lanes ? hn::LoadU(d, value + i) : load_tail(value + i, left);
-#pragma GCC unroll 8
-      for (int g = 0; g < kGroup; ++g) {
-        sum[g] = hn::MulAdd(hn::Set(d, state.p[g][j]), v, sum[g]);
-      }
-    }
-#pragma GCC unroll 8
-    for (int g = 0; g < kGroup; ++g) hn::Store(sum[g], d, state.sum[g] + i);
+  std::int64_t i = 0;
+  for (; i + lanes <= state.dim; i += lanes) {
+    add_value_part<kGroup>(state, count, decay, i,
+                           [&](const float* from) HWY_ATTR { return hn::LoadU(d, from); });
   }
+  if (i < state.dim) {
+    const std::int64_t left = state.dim - i;
+    add_value_part<kGroup>(state, count, decay, i,
+                           [&](const float* from) HWY_ATTR { return load_tail(from, left); });
+  }
+}
+
+// e^x, 1 ulp for x <= 0; a NaN stays one, so that damaged keys stay visible.
+HWY_INLINE VF exp_or_nan(VF x) {
+  const F32 d;
+  return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(d, x));
 }
 
 // Turns the chunk's scores of head g into exp(s_j - largest) and updates largest and denominator.
@@ -121,24 +196,19 @@ HWY_INLINE float softmax_chunk(AttentionState& state, int g) {
   const VF shift = hn::Set(d, largest);
   VF total = hn::Zero(d);
   for (int j = 0; j < kChunk; j += lanes) {
-    const VF e = hn::Exp(d, hn::Sub(hn::Load(d, p + j), shift));
+    const VF e = exp_or_nan(hn::Sub(hn::Load(d, p + j), shift));
     hn::Store(e, d, p + j);
     total = hn::Add(total, e);
   }
-  const float decay =
-      hn::GetLane(hn::Exp(d, hn::Set(d, state.largest[g] - largest)));
-  state.denominator[g] =
-      state.denominator[g] * decay + hn::GetLane(hn::SumOfLanes(d, total));
+  const float decay = hn::GetLane(exp_or_nan(hn::Set(d, state.largest[g] - largest)));
+  state.denominator[g] = state.denominator[g] * decay + hn::GetLane(hn::SumOfLanes(d, total));
   state.largest[g] = largest;
   return decay;
 }
 
 template <int kGroup>
 HWY_NOINLINE void attend_chunk(AttentionState& state, int count, float scale) {
-  for (int g = 0; g < kGroup; ++g) std::fill_n(state.p[g], kChunk, kNegativeInfinity);
-  for (int j = 0; j < count; ++j) {
-    if (state.keys[j] != nullptr) score_key<kGroup>(state, j, scale);
-  }
+  score_chunk<kGroup>(state, count, scale);
   float decay[kGroup];
   for (int g = 0; g < kGroup; ++g) decay[g] = softmax_chunk(state, g);
   add_values<kGroup>(state, count, decay);
@@ -173,7 +243,8 @@ void begin_heads(const PagedAttentionKernel& args, AttentionState& state, std::i
   }
 }
 
-// Points the chunk [j, j + count) at its keys and values.
+// Points the chunk [first_key, first_key + count) at its keys and values and asks for them: a head's
+// keys lie apart, which no hardware prefetcher follows.
 void find_chunk(const PagedAttentionKernel& args, const PagedKeys& keys, AttentionState& state,
                 std::int64_t first_key, std::int64_t kv_head, int count) {
   const std::int64_t head_offset = kv_head * state.dim;
@@ -182,6 +253,11 @@ void find_chunk(const PagedAttentionKernel& args, const PagedKeys& keys, Attenti
     const bool seen = offset >= 0;
     state.keys[j] = seen ? args.key_pages.as<const float>() + offset + head_offset : nullptr;
     state.values[j] = seen ? args.value_pages.as<const float>() + offset + head_offset : nullptr;
+    if (!seen) continue;
+    for (std::int64_t i = 0; i < state.dim; i += kLineFloats) {
+      hwy::Prefetch(state.keys[j] + i);
+      hwy::Prefetch(state.values[j] + i);
+    }
   }
 }
 
