@@ -4,7 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -91,6 +93,9 @@ inline std::vector<Transcript> run_one_by_one(EngineCore& core,
   }
   return transcripts;
 }
+
+// How often `body` calls operator new on this thread.
+std::size_t count_allocations(const std::function<void()>& body);
 
 // One prompt of a fixture and what the independent implementation made of it.
 struct ReferencePrompt {
