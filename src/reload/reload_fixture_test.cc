@@ -58,8 +58,8 @@ Status pack(device::Stream&, std::span<const TensorView> in, std::span<const Ten
 
 struct SumArgs {
   static constexpr int kMax = 8;
-  const std::byte* in[kMax];
-  std::uint64_t bytes[kMax];
+  const std::byte* in[kMax] = {};
+  std::uint64_t bytes[kMax] = {};
   int count = 0;
   std::uint64_t* out = nullptr;
 };
