@@ -21,9 +21,9 @@ inline constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
 // leaves, whichever is less. The largest size_t when the system does not say.
 std::size_t available_memory_bytes();
 
-// Moves the pages at `from` onto `to`, replacing what is mapped there, all or nothing. `keep` leaves
-// an empty mapping at `from`, so that no other thread's mmap can land in the gap. False, with errno,
-// when the system refuses.
+// Moves the pages at `from` onto `to`, replacing what is mapped there, all or nothing. `keep`
+// leaves an empty mapping at `from`, so that no other thread's mmap can land in the gap. False,
+// with errno, when the system refuses.
 using MovePages = bool (*)(std::byte* from, std::byte* to, std::size_t bytes, bool keep);
 bool move_pages_by_mremap(std::byte* from, std::byte* to, std::size_t bytes, bool keep);
 
