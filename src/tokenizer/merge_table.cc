@@ -119,16 +119,18 @@ void MergeTable::start_long(std::string_view word, MergeScratch& scratch) const 
   std::make_heap(scratch.heap.begin(), scratch.heap.end(), std::greater<>());
 }
 
+void MergeTable::renew_pair(std::uint32_t i, MergeScratch& scratch) const {
+  const std::uint32_t next = scratch.next[i];
+  scratch.ranks[i] = next == kNoPosition ? kNoRank : rank(scratch.ids[i], scratch.ids[next]);
+  if (scratch.ranks[i] == kNoRank) return;
+  scratch.heap.push_back(heap_item(scratch.ranks[i], i));
+  std::push_heap(scratch.heap.begin(), scratch.heap.end(), std::greater<>());
+}
+
 void MergeTable::merge_long(std::string_view word, MergeScratch& scratch,
                             std::vector<std::int32_t>& out) const {
   start_long(word, scratch);
   auto& [ids, ranks, next, previous, heap] = scratch;
-  const auto renew = [&](std::uint32_t i) {
-    ranks[i] = next[i] == kNoPosition ? kNoRank : rank(ids[i], ids[next[i]]);
-    if (ranks[i] == kNoRank) return;
-    heap.push_back(heap_item(ranks[i], i));
-    std::push_heap(heap.begin(), heap.end(), std::greater<>());
-  };
   while (!heap.empty()) {
     std::pop_heap(heap.begin(), heap.end(), std::greater<>());
     const auto best_rank = static_cast<std::uint32_t>(heap.back() >> 32);
@@ -140,8 +142,8 @@ void MergeTable::merge_long(std::string_view word, MergeScratch& scratch,
     ranks[absorbed] = kNoRank;
     next[i] = next[absorbed];
     if (next[i] != kNoPosition) previous[next[i]] = i;
-    renew(i);
-    if (previous[i] != kNoPosition) renew(previous[i]);
+    renew_pair(i, scratch);
+    if (previous[i] != kNoPosition) renew_pair(previous[i], scratch);
   }
   for (std::uint32_t i = 0; i != kNoPosition; i = next[i]) out.push_back(ids[i]);
   if (word.size() > kKeptScratchBytes) scratch = MergeScratch{};

@@ -58,6 +58,8 @@ class MergeTable {
   void merge_long(std::string_view word, MergeScratch& scratch,
                   std::vector<std::int32_t>& out) const;
   void start_long(std::string_view word, MergeScratch& scratch) const;
+  // Ranks the pair that begins at position `i` anew and queues it.
+  void renew_pair(std::uint32_t i, MergeScratch& scratch) const;
 
   std::array<std::int32_t, 256> byte_ids_{};
   std::vector<Slot> slots_;  // open addressing, linear probing, at most half full
