@@ -120,8 +120,8 @@ class Chat {
     const auto prompt_count = static_cast<std::int64_t>(request.prompt_ids.size());
     if (prompt_count >= engine_.max_context()) {
       return format_error(ErrorCode::kResourceExhausted,
-                          "the conversation has {} tokens, the context holds {}; /reset starts over",
-                          prompt_count, engine_.max_context());
+                          "the conversation has {} tokens, the context holds {}; /reset starts "
+                          "over", prompt_count, engine_.max_context());
     }
     for (const std::int32_t id : session_->stop_token_ids()) request.stop_token_ids.push_back(id);
     // Every turn draws anew, and the whole chat repeats under the same --seed.

@@ -27,6 +27,18 @@ CLI::Validator integer(std::int64_t least, std::int64_t most) {
       range);
 }
 
+CLI::Validator unsigned_integer() {
+  return CLI::Validator(
+      [](std::string& text) -> std::string {
+        std::uint64_t value = 0;
+        const bool digits = text.find_first_not_of("0123456789") == std::string::npos;
+        if (digits && CLI::detail::lexical_cast(text, value)) return {};
+        return fmt::format("{} is not an integer from 0 to {}", text,
+                           std::numeric_limits<std::uint64_t>::max());
+      },
+      "");
+}
+
 void add_quiet(CLI::App& app, CommandLine& line) {
   app.add_flag("-q,--quiet", line.quiet, "no progress and no summary on stderr");
 }
@@ -80,7 +92,7 @@ void add_sampling(CLI::App& app, RequestFlags& request) {
   app.add_option("--min-p", sampling.min_p, "keep tokens of this share of the likeliest, [0, 1]")
       ->type_name("FLOAT");
   app.add_option("--seed", sampling.seed, "the draws depend on it and on nothing else")
-      ->type_name("UINT");
+      ->check(unsigned_integer())->type_name("UINT");
   app.add_option("--max-tokens", request.max_tokens, "tokens to generate at most")
       ->check(integer(0, kMaxRequestTokens))->type_name("INT");
 }
@@ -146,7 +158,7 @@ void add_chat(CLI::App& root, CommandLine& line) {
 
 void add_inspect(CLI::App& root, CommandLine& line) {
   CLI::App& app = *root.add_subcommand("inspect", "what a model directory holds and lacks");
-  app.add_option("directory,--model", line.model.directory, "the model's directory")
+  app.add_option("directory", line.model.directory, "the model's directory")
       ->required()->type_name("DIR");
   app.add_flag("--json", line.json, "the report as one line of JSON");
   app.add_flag("--tensors", line.tensors, "list every tensor");
@@ -204,9 +216,9 @@ Status check(const CommandLine& line) {
 }  // namespace
 
 std::optional<int> parse_command_line(int argc, char** argv, CommandLine& line) {
-  CLI::App app("holdfast: generates from mixture-of-experts models while their weights are replaced",
+  CLI::App app("Generates from mixture-of-experts models while their weights are replaced.",
                "holdfast");
-  app.require_subcommand(1);
+  app.require_subcommand(0, 1);
   app.set_version_flag("--version", fmt::format("holdfast {}", version()));
   app.option_defaults()->always_capture_default();
   add_generate(app, line);
@@ -228,7 +240,11 @@ std::optional<int> parse_command_line(int argc, char** argv, CommandLine& line) 
   } catch (const CLI::ParseError& error) {
     const auto chosen = app.get_subcommands();
     const std::string command = chosen.empty() ? "" : " " + chosen.front()->get_name();
-    return report_usage(fmt::format("{} (holdfast{} --help shows the usage)", error.what(), command));
+    return report_usage(
+        fmt::format("{} (holdfast{} --help shows the usage)", error.what(), command));
+  }
+  if (app.get_subcommands().empty()) {
+    return report_usage("a command is required (holdfast --help shows them)");
   }
   line.command = app.get_subcommands().front()->get_name();
   if (const Status status = check(line); !status.ok()) {

@@ -25,11 +25,14 @@ void append_count(std::string& out, std::string_view title, const DrillCount& co
   append_row(out, "values intact after pressure", yes_no(count.values_intact_post_pressure));
   append_row(out, "captured at first load, after reload",
              fmt::format("{}, {}", count.registered_at_first_load, count.registered_after_reload));
-  for (std::size_t i = 0; i < count.moved_keys.size() && i < kShownKeys; ++i) {
-    out += fmt::format("    moved: {}\n", count.moved_keys[i]);
+}
+
+void append_moved(std::string& out, const std::vector<std::string>& keys) {
+  for (std::size_t i = 0; i < keys.size() && i < kShownKeys; ++i) {
+    out += fmt::format("    moved: {}\n", keys[i]);
   }
-  if (count.moved_keys.size() > kShownKeys) {
-    out += fmt::format("    ... and {} more\n", count.moved_keys.size() - kShownKeys);
+  if (keys.size() > kShownKeys) {
+    out += fmt::format("    ... and {} more\n", keys.size() - kShownKeys);
   }
 }
 
@@ -37,6 +40,7 @@ std::string report_text(const DrillReport& report) {
   std::string out;
   append_count(out, "experts' constants", report.constants);
   append_count(out, "all slots", report.slots);
+  append_moved(out, report.slots.moved_keys);  // the constants are among them
   out += "tokens\n";
   append_row(out, "equal after reloading A over A", yes_no(report.tokens_match_identity));
   append_row(out, "equal to a cold engine on B", yes_no(report.tokens_match_pre_pressure));

@@ -83,7 +83,7 @@ address stable, every value B's, every token and log probability equal bit for b
 GREEN is exit code 0; RED is 1, with the reasons and the slots.
 
 --inject makes the reload do what an engine with a known defect does:
-  rebind-constants   the experts' constants are rebuilt in fresh storage; graphs keep the old address
+  rebind-constants   the experts' constants are rebuilt in fresh storage, unknown to the graphs
   stale-derived      a packed weight keeps the bytes of the old checkpoint
   skip-layer         one layer is not loaded
   drop-sink          the attention sinks are not loaded)";
@@ -94,7 +94,7 @@ constexpr std::string_view kCensus = R"(Examples:
   holdfast census --model DIR --json > census.json
 
 Loads the model and captures its graphs, then counts: every slot with its address, bytes, class,
-epoch and digest, and the slot in which each captured address lies. Exit code 1 when one lies in none.)";
+epoch and digest, and the slot in which each captured address lies. Exit code 1 if one has none.)";
 
 }  // namespace
 

@@ -70,7 +70,7 @@ class FlatObjectReader : public nlohmann::json_sax<nlohmann::json> {
   bool binary(binary_t&) override { return stop("binary data"); }
 
   bool start_object(std::size_t) override {
-    if (depth_ > 0) return stop(where() + " is an object; fields hold values or arrays of integers");
+    if (depth_ > 0) return stop(where() + " is an object, expected a value or an array");
     ++depth_;
     return true;
   }

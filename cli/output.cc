@@ -36,7 +36,7 @@ Status write_all(int fd, std::string_view text, const std::string& name) {
   return {};
 }
 
-// The file that `path` names once links are followed, so that a rename replaces it and not the link.
+// The file that `path` names behind all links, so that a rename replaces it and not the link.
 std::string resolve_links(const std::string& path) {
   char* real = ::realpath(path.c_str(), nullptr);
   if (real == nullptr) return path;

@@ -1,5 +1,5 @@
-// Output: where results go (stdout, or a file that appears whole or not at all), and what is said on
-// stderr: errors, and progress on a terminal only. One thread.
+// Output: where results go (stdout, or a file that appears whole or not at all), and what is said
+// on stderr: errors, and progress on a terminal only. One thread.
 #pragma once
 
 #include <fmt/format.h>

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::int32_t kMaxTopK = 1 << 22;
 
-Status in_range(std::string_view name, double value, bool inside, std::string_view expected) {
+Status in_range(std::string_view name, float value, bool inside, std::string_view expected) {
   if (inside) return {};
   return format_error(ErrorCode::kInvalidArgument, "{} is {}, expected a number {}", name, value,
                       expected);
@@ -74,8 +74,8 @@ Status check_sampling(const Sampling& s) {
   HF_TRY(in_range("top_p", s.top_p, s.top_p > 0 && s.top_p <= 1, "above 0 and at most 1"));
   HF_TRY(in_range("min_p", s.min_p, s.min_p >= 0 && s.min_p <= 1, "from 0 to 1"));
   if (s.top_k < 0 || s.top_k > kMaxTopK) {
-    return format_error(ErrorCode::kInvalidArgument, "top_k is {}, expected an integer from 0 to {}",
-                        s.top_k, kMaxTopK);
+    return format_error(ErrorCode::kInvalidArgument,
+                        "top_k is {}, expected an integer from 0 to {}", s.top_k, kMaxTopK);
   }
   return {};
 }

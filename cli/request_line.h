@@ -1,5 +1,5 @@
-// RequestLine: one request as the user wrote it, in a flag or an input line, with every field checked
-// that can be checked without a model. Values; one thread.
+// RequestLine: one request as the user wrote it, in a flag or an input line, with every field
+// checked that can be checked without a model. Values; one thread.
 #pragma once
 
 #include <cstdint>

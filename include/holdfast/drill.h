@@ -25,12 +25,14 @@ struct DrillOptions {
   std::function<void(const std::string& line)> progress;  // one line a stage
 };
 
-// A count over a set of slots, between the first census and the last.
+// A count over a set of slots, from the first census to the last.
 struct DrillCount {
-  std::uint64_t total = 0, stable = 0, moved = 0;
-  bool values_preserved = false;             // identity reload kept every byte
-  bool values_intact_post_pressure = false;  // and pressure after the last reload too
-  std::uint64_t registered_at_first_load = 0, registered_after_reload = 0;  // captured addresses' homes
+  std::uint64_t total = 0, stable = 0, moved = 0;  // slots; moved: at any census after the first
+  // What a graph reads at the addresses that it captured: a slot that moved has not kept its value.
+  bool values_preserved = false;             // by the reload of the same weights
+  bool values_intact_post_pressure = false;  // by allocation pressure after the last reload
+  // Slots in which at least one captured address lies; after: the fewest at any later census.
+  std::uint64_t registered_at_first_load = 0, registered_after_reload = 0;
   std::vector<std::string> moved_keys;
 };
 
@@ -49,11 +51,14 @@ struct DrillReport {
   std::string replay_error;
   double load_ms = 0, capture_ms = 0, stage_ms = 0, pause_us = 0, total_ms = 0;
   std::uint64_t weights_bytes = 0, peak_bytes = 0, declared_peak_bytes = 0;
-  std::string json;  // all of this as one object, field names as above, constants' fields at the top
+  // All of this as one object: field names as above, the constants' figures at the top, those of
+  // all slots under "slots"; "verdict" is "GREEN" or "RED".
+  std::string json;
 };
 
 std::vector<std::string> drill_faults();
-// Errors: what keeps the drill from running (bad directories, unknown fault). A RED drill is a value.
+// Errors: what keeps the drill from running (a bad directory, an unknown fault, fewer than 12
+// max_tokens). A RED drill is a value.
 Result<DrillReport> run_drill(const DrillOptions& options);
 
 }  // namespace holdfast

@@ -1,5 +1,5 @@
-// What stands behind the public Tokenizer, for the files of src/api that make or use one. Immutable;
-// any thread.
+// What stands behind the public Tokenizer, for the files of src/api that make or use one.
+// Immutable; any thread.
 #pragma once
 
 #include <cstdint>

@@ -6,8 +6,6 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "base/error.h"
-
 namespace holdfast::drill {
 namespace {
 
@@ -67,7 +65,7 @@ Result<Count> reduce(const CensusReport& census) {
   for (const CensusEntry& slot : census.slots) count.slots.emplace(slot.name, slot);
   const auto json = nlohmann::json::parse(census.json, nullptr, false);
   if (!json.is_object() || !json.contains("addresses") || !json["addresses"].is_array()) {
-    return make_error(ErrorCode::kCorrupt, "the census's JSON has no array `addresses`");
+    return Error(ErrorCode::kCorrupt, "the census's JSON has no array `addresses`");
   }
   for (const auto& address : json["addresses"]) {
     const auto home = address.is_object() ? address.find("home") : address.end();
@@ -124,13 +122,17 @@ DrillCount figures(const Counts& counts, const std::set<std::string>* names) {
   result.values_intact_post_pressure =
       result.moved == 0 && !holds_any(changed(counts.after_reload, counts.after_pressure), names);
   result.registered_at_first_load = size_of_overlap(counts.first.homes, names);
-  result.registered_after_reload = size_of_overlap(counts.after_pressure.homes, names);
+  result.registered_after_reload = result.registered_at_first_load;
+  for (const Count* later : {&counts.identity, &counts.after_reload, &counts.after_pressure}) {
+    result.registered_after_reload =
+        std::min(result.registered_after_reload, size_of_overlap(later->homes, names));
+  }
   return result;
 }
 
 std::string listed(std::string_view what, const Names& names) {
   const std::size_t shown = std::min(names.size(), kShownNames);
-  std::string text = fmt::format("{} {}: {}", names.size(), what,
+  std::string text = fmt::format("{} ({}): {}", what, names.size(),
                                  fmt::join(names.begin(), names.begin() + shown, ", "));
   if (shown < names.size()) text += fmt::format(", and {} more", names.size() - shown);
   return text;

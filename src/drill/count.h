@@ -1,5 +1,5 @@
-// Count: a census reduced to what the drill compares, and the comparisons. Uses the public API alone,
-// so that the drill is a check from outside. Values and pure functions; any thread.
+// Count: a census reduced to what the drill compares, and the comparisons. Uses the public API
+// alone, so that the drill is a check from outside. Values and pure functions; any thread.
 #pragma once
 
 #include <cstdint>
@@ -46,7 +46,7 @@ struct Counts {
 // The figures over `names`, or over all slots when it is null.
 DrillCount figures(const Counts& counts, const std::set<std::string>* names);
 
-// "3 slots moved: a, b, c": at most kShownNames of them.
+// "slots moved (3): a, b, c": at most kShownNames of them.
 inline constexpr std::size_t kShownNames = 6;
 std::string listed(std::string_view what, const Names& names);
 

@@ -7,8 +7,6 @@
 #include <limits>
 #include <utility>
 
-#include "base/error.h"
-
 namespace holdfast::drill {
 namespace {
 

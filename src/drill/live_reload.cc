@@ -6,8 +6,6 @@
 #include <chrono>
 #include <thread>
 
-#include "base/error.h"
-
 namespace holdfast::drill {
 namespace {
 
@@ -28,9 +26,9 @@ Status generate_until_ready(Engine& engine, GreedyRun& run, std::int64_t max_tok
   }
   Result<ReloadReport> report = engine.finish_reload();
   if (!report.ok()) return report.error();
-  return make_error(ErrorCode::kFailedPrecondition,
-                    "the reload ended ({}) before it was asked to commit{}{}", report->state,
-                    report->error.empty() ? "" : ": ", report->error);
+  return Error(ErrorCode::kFailedPrecondition,
+               fmt::format("the reload ended ({}) before it was asked to commit{}{}",
+                           report->state, report->error.empty() ? "" : ": ", report->error));
 }
 
 std::vector<Tokens> first_tokens(const std::vector<Tokens>& run,

@@ -33,8 +33,8 @@ struct LiveReloadOptions {
   std::int64_t max_tokens = 0;
 };
 
-// `undisturbed`: the tokens of the same prompts under the old weights. Errors: what keeps the reload
-// from being committed and verified.
+// `undisturbed`: the tokens of the same prompts under the old weights. Errors: what keeps the
+// reload from being committed and verified.
 Result<LiveReload> reload_under_way(Engine& engine, const Prompts& prompts,
                                     const std::vector<Tokens>& undisturbed,
                                     const LiveReloadOptions& options);

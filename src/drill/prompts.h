@@ -1,5 +1,5 @@
-// The drill's own prompts: of different lengths, so that prefill runs in several chunks and a sliding
-// window is left behind. Constants; any thread.
+// The drill's own prompts: of different lengths, so that prefill runs in several chunks and a
+// sliding window is left behind. Constants; any thread.
 #pragma once
 
 #include <string>

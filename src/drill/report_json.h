@@ -7,9 +7,7 @@
 
 namespace holdfast::drill {
 
-// One object: the constants' figures at the top, all slots' under "slots", everything else by the
-// names of DrillReport's fields; "verdict" is "GREEN" or "RED", "replay_error" null when there was
-// none.
+// DrillReport::json; "replay_error" and "inject" are null when there was none.
 std::string report_json(const DrillReport& report, const DrillOptions& options);
 
 }  // namespace holdfast::drill
