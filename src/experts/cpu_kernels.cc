@@ -32,7 +32,11 @@ alignas(64) inline constexpr float kE2M1[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f
                                                 4.0f,  6.0f,  -0.0f, -0.5f, -1.0f, -1.5f,
                                                 -2.0f, -3.0f, -4.0f, -6.0f};
 
-// Tiles [begin, end) of every expert.
+inline bool is_expert(std::int32_t id, const MoeShape& shape) {
+  return id >= 0 && id < shape.expert_count;
+}
+
+// Tiles of every expert, or rows: [begin, end).
 struct Range {
   std::int64_t begin = 0;
   std::int64_t end = 0;
@@ -336,6 +340,40 @@ void down_tiles(const DownArgs& args, Range tiles) {
                 HWY_ATTR { down_tile(args, expert, tile, tokens); });
 }
 
+// out[h] = residual[h] + sum_k weights[k] down_out[k, h] for one row, k in order.
+HWY_INLINE void combine_row(const CombineArgs& args, std::int64_t row) {
+  const F32 df;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(df));
+  const std::int64_t hidden = args.shape.hidden;
+  const std::int64_t first = row * args.shape.experts_per_token;
+  const std::int64_t last = first + args.shape.experts_per_token;
+  const float* residual = args.residual + row * hidden;
+  float* out = args.out + row * hidden;
+  std::int64_t h = 0;
+  for (; h + lanes <= hidden; h += lanes) {
+    VF sum = hn::Zero(df);
+    for (std::int64_t p = first; p < last; ++p) {
+      if (!is_expert(args.ids[p], args.shape)) continue;
+      const VF y = hn::LoadU(df, args.down_out + p * hidden + h);
+      sum = hn::Add(sum, hn::Mul(hn::Set(df, args.weights[p]), y));
+    }
+    hn::StoreU(hn::Add(hn::LoadU(df, residual + h), sum), df, out + h);
+  }
+  for (; h < hidden; ++h) {
+    float sum = 0.0f;
+    for (std::int64_t p = first; p < last; ++p) {
+      if (is_expert(args.ids[p], args.shape)) {
+        sum += args.weights[p] * args.down_out[p * hidden + h];
+      }
+    }
+    out[h] = residual[h] + sum;
+  }
+}
+
+void combine_rows(const CombineArgs& args, Range rows) {
+  for (std::int64_t r = rows.begin; r < rows.end; ++r) combine_row(args, r);
+}
+
 }  // namespace holdfast::experts::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -344,15 +382,12 @@ namespace holdfast::experts::cpu {
 
 HWY_EXPORT(gate_up_tiles);
 HWY_EXPORT(down_tiles);
+HWY_EXPORT(combine_rows);
 
 namespace {
 
 std::int64_t active_row_count(const std::int32_t* active_rows, const MoeShape& shape) {
   return std::clamp<std::int64_t>(*active_rows, 0, shape.n);
-}
-
-bool is_expert(std::int32_t id, const MoeShape& shape) {
-  return id >= 0 && id < shape.expert_count;
 }
 
 }  // namespace
@@ -390,22 +425,9 @@ void down(const DownArgs& args, device::WorkerPool& workers) {
 }
 
 void combine(const CombineArgs& args, device::WorkerPool& workers) {
-  const std::int64_t k = args.shape.experts_per_token;
-  const std::int64_t hidden = args.shape.hidden;
-  workers.parallel_for(
-      active_row_count(args.active_rows, args.shape), 1,
-      [&](std::int64_t begin, std::int64_t end, int) {
-        for (std::int64_t r = begin; r < end; ++r) {
-          for (std::int64_t h = 0; h < hidden; ++h) {
-            float sum = 0.0f;
-            for (std::int64_t p = r * k; p < (r + 1) * k; ++p) {
-              if (!is_expert(args.ids[p], args.shape)) continue;
-              sum += args.weights[p] * args.down_out[p * hidden + h];
-            }
-            args.out[r * hidden + h] = args.residual[r * hidden + h] + sum;
-          }
-        }
-      });
+  const auto run = HWY_DYNAMIC_DISPATCH(combine_rows);
+  workers.parallel_for(active_row_count(args.active_rows, args.shape), 1,
+                       [&](std::int64_t begin, std::int64_t end, int) { run(args, {begin, end}); });
 }
 
 }  // namespace holdfast::experts::cpu
