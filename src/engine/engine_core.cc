@@ -31,16 +31,24 @@ Status dirty(device::Device& device, device::Memory memory) {
 
 Result<std::unique_ptr<EngineCore>> EngineCore::open(const EngineOptions& options,
                                                      std::unique_ptr<device::Device> device) {
-  if (device == nullptr) device = device::make_cpu_device();
+  return open(options,
+              EngineParts{.device = std::move(device), .clock = nullptr, .reloader = {}});
+}
+
+Result<std::unique_ptr<EngineCore>> EngineCore::open(const EngineOptions& options,
+                                                     EngineParts parts) {
+  if (parts.device == nullptr) parts.device = device::make_cpu_device();
   std::unique_ptr<EngineCore> core(new EngineCore());
-  HF_ASSIGN(core->runtime_, Runtime::open(options, std::move(device), core->clock_));
+  const base::Clock& clock = parts.clock != nullptr ? *parts.clock : core->steady_clock_;
+  HF_ASSIGN(core->runtime_, Runtime::open(options, std::move(parts.device), clock));
   Runtime& runtime = *core->runtime_;
   core->requests_ = std::make_unique<RequestQueue>(
       runtime.settings(), RequestQueue::Vocabulary{.size = runtime.config().vocab_size,
                                                    .eos_token_ids =
                                                        runtime.config().eos_token_ids});
   core->reloader_ =
-      std::make_unique<Reloader>(runtime.registry(), runtime.config(), core->clock_);
+      std::make_unique<Reloader>(runtime.registry(), runtime.config(), clock,
+                                 std::move(parts.reloader));
   return core;
 }
 

@@ -15,9 +15,19 @@
 
 namespace holdfast::engine {
 
+// What an engine stands on; tests and the simulator give it their own.
+struct EngineParts {
+  std::unique_ptr<device::Device> device;  // null: the CPU
+  const base::Clock* clock = nullptr;      // null: the machine's; must outlive the engine
+  ReloaderParts reloader;
+};
+
 class EngineCore {
  public:
-  // As Engine::open. `device` null: the CPU.
+  // As Engine::open.
+  static Result<std::unique_ptr<EngineCore>> open(const EngineOptions& options,
+                                                  EngineParts parts);
+  // `device` null: the CPU.
   static Result<std::unique_ptr<EngineCore>> open(const EngineOptions& options,
                                                   std::unique_ptr<device::Device> device = nullptr);
 
@@ -47,7 +57,7 @@ class EngineCore {
   void settle_reload();
   Status check_not_poisoned() const;
 
-  base::SteadyClock clock_;
+  base::SteadyClock steady_clock_;  // unless the parts bring a clock
   std::unique_ptr<Runtime> runtime_;
   std::unique_ptr<RequestQueue> requests_;
   std::unique_ptr<Reloader> reloader_;

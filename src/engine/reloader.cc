@@ -20,6 +20,12 @@ bool is_open(ReloadPhase phase) {
          phase == ReloadPhase::kVerifying;
 }
 
+Result<std::unique_ptr<reload::Source>> open_checkpoint(const std::string& directory) {
+  HF_ASSIGN(std::shared_ptr<const checkpoint::Checkpoint> checkpoint,
+            checkpoint::Checkpoint::open(directory));
+  return reload::make_checkpoint_source(std::move(checkpoint));
+}
+
 const char* phase_text(ReloadPhase phase) {
   switch (phase) {
     case ReloadPhase::kNone: return "not open";
@@ -35,8 +41,8 @@ const char* phase_text(ReloadPhase phase) {
 }  // namespace
 
 Reloader::Reloader(storage::Registry& registry, const config::ModelConfig& live,
-                   const base::Clock& clock)
-    : registry_(registry), live_(live), clock_(clock) {}
+                   const base::Clock& clock, ReloaderParts parts)
+    : registry_(registry), live_(live), clock_(clock), parts_(std::move(parts)) {}
 
 Reloader::~Reloader() {
   cancel_.store(true, std::memory_order_release);
@@ -62,29 +68,48 @@ Status Reloader::begin(ReloadRequest request) {
   verify_error_.reset();
   failure_.reset();
   phase_.store(ReloadPhase::kStaging, std::memory_order_release);
-  thread_ = std::thread([this] { run(); });
+  if (parts_.on_calling_thread) {
+    end_staging(stage());
+  } else {
+    thread_ = std::thread([this] { run(); });
+  }
   return {};
 }
 
 // ------------------------------------------------------------------------------ the thread
 
 void Reloader::run() {
-  const Status staged = stage();
-  std::unique_lock lock(mutex_);
+  end_staging(stage());
+  {
+    std::unique_lock lock(mutex_);
+    if (phase() == ReloadPhase::kFailed) return;
+    changed_.wait(lock, [this] { return command_ != Command::kNone; });
+    if (command_ == Command::kDrop) {
+      // A failed commit has ended the reload already.
+      if (phase() == ReloadPhase::kReady) drop();
+      return;
+    }
+  }
+  verify();
+}
+
+void Reloader::end_staging(const Status& staged) {
+  const std::lock_guard lock(mutex_);
   if (!staged.ok()) return finish(ReloadPhase::kFailed, staged.error());
   phase_.store(ReloadPhase::kReady, std::memory_order_release);
   changed_.notify_all();
-  changed_.wait(lock, [this] { return command_ != Command::kNone; });
-  if (command_ == Command::kDrop) {
-    // A failed commit has ended the reload already.
-    if (phase() != ReloadPhase::kReady) return;
-    const Error why(ErrorCode::kCancelled, "aborted before its commit");
-    transaction_->abort(why);
-    return finish(ReloadPhase::kFailed, why);
-  }
-  lock.unlock();
+}
+
+// With the lock held.
+void Reloader::drop() {
+  const Error why(ErrorCode::kCancelled, "aborted before its commit");
+  transaction_->abort(why);
+  finish(ReloadPhase::kFailed, why);
+}
+
+void Reloader::verify() {
   const Status verified = transaction_->verify();
-  lock.lock();
+  const std::lock_guard lock(mutex_);
   if (verified.ok()) return finish(ReloadPhase::kDone, std::nullopt);
   // Rolling back belongs to the engine thread: settle().
   verify_error_ = verified.error();
@@ -92,9 +117,8 @@ void Reloader::run() {
 }
 
 Status Reloader::stage() {
-  HF_ASSIGN(std::shared_ptr<const checkpoint::Checkpoint> checkpoint,
-            checkpoint::Checkpoint::open(request_.directory));
-  const auto source = reload::make_checkpoint_source(std::move(checkpoint));
+  HF_ASSIGN(const auto source, parts_.open_source ? parts_.open_source(request_.directory)
+                                                  : open_checkpoint(request_.directory));
   HF_ASSIGN(reload::ReloadPlan plan,
             reload::make_plan(registry_, live_, *source, request_.strategy));
   // One worker: the steps keep the other cores.
@@ -180,6 +204,11 @@ Status Reloader::abort() {
   }
   cancel_.store(true, std::memory_order_release);
   command_ = Command::kDrop;
+  if (parts_.on_calling_thread) {
+    // While staging it is the source that calls, and staging ends at its return.
+    if (phase() == ReloadPhase::kReady) drop();
+    return {};
+  }
   changed_.notify_all();
   changed_.wait(lock, [this] { return phase() == ReloadPhase::kFailed; });
   return {};
@@ -191,6 +220,7 @@ void Reloader::wait_staged() {
 }
 
 void Reloader::wait_verified() {
+  if (parts_.on_calling_thread && phase() == ReloadPhase::kVerifying) verify();
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] {
     return phase() != ReloadPhase::kVerifying || verify_error_.has_value();
@@ -199,6 +229,7 @@ void Reloader::wait_verified() {
 
 bool Reloader::settle() {
   if (phase() != ReloadPhase::kVerifying) return false;
+  if (parts_.on_calling_thread && !verify_error_) verify();
   const std::lock_guard lock(mutex_);
   if (!verify_error_) return false;
   const Status rolled_back = transaction_->roll_back();

@@ -1,10 +1,12 @@
 // Reloader: the reloads of an engine, one at a time. Opens, validates, plans, stages and prepares
 // on a thread of its own; commits on the engine thread between steps; verifies and frees the previous
-// weights on its own thread again. Owned by the engine; engine thread, except phase().
+// weights on its own thread again. Owned by the engine; engine thread, except phase(). With
+// ReloaderParts::on_calling_thread there is no other thread, so that a simulation can be replayed.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -26,10 +28,20 @@ struct ReloadRequest {
   bool commit_when_ready = true;
 };
 
+// What a reloader is given from outside.
+struct ReloaderParts {
+  // Opens what a reload's directory names; empty: the checkpoint in that directory.
+  std::function<Result<std::unique_ptr<reload::Source>>(const std::string& directory)> open_source;
+  // begin() stages and prepares before it returns; settle() and wait_verified() verify. A source
+  // may run steps, or abort the reload, while it is read.
+  bool on_calling_thread = false;
+};
+
 class Reloader {
  public:
   // All must outlive the reloader; `registry` holds its first epoch.
-  Reloader(storage::Registry& registry, const config::ModelConfig& live, const base::Clock& clock);
+  Reloader(storage::Registry& registry, const config::ModelConfig& live, const base::Clock& clock,
+           ReloaderParts parts = {});
   // Cancels what is staged and waits for the thread.
   ~Reloader();
   Reloader(const Reloader&) = delete;
@@ -67,12 +79,16 @@ class Reloader {
   enum class Command : std::uint8_t { kNone, kVerify, kDrop };
   void run();  // the thread's life
   Status stage();
+  void end_staging(const Status& staged);
+  void drop();
+  void verify();
   void finish(ReloadPhase phase, std::optional<Error> error);
   ReloadReport make_report() const;
 
   storage::Registry& registry_;
   const config::ModelConfig& live_;
   const base::Clock& clock_;
+  const ReloaderParts parts_;
   ReloadRequest request_;
   std::thread thread_;
   std::atomic<bool> cancel_{false};
