@@ -6,8 +6,8 @@
 // A tile of 16 rows meets up to kMaxTokens of its expert's tokens while its codes are decoded once.
 // Per (row, token) the additions have one order, whatever the number of tokens: eight columns are
 // added up from a zero start, times the block's scale for MXFP4, and then added to the row's sum.
-// So a pair's bits depend on its own x and expert alone. Codes and scales decode exactly; the sum of
-// eight products before the scale differs from the reference only in rounding.
+// So a pair's bits depend on its own x and expert alone. Codes and scales decode exactly; the sum
+// of eight products before the scale differs from the reference only in rounding.
 #include "ops/cpu/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE

@@ -1,5 +1,6 @@
 // The kernels of the holdfast backend on the CPU, in launch order: group the (row, slot) pairs by
-// expert, gate_up with SwiGLU, down, combine. Launched by the backend; free of state, no allocation.
+// expert, gate_up with SwiGLU, down, combine. Launched by the backend; free of state, no
+// allocation.
 #pragma once
 
 #include <cstdint>
@@ -31,8 +32,8 @@ struct Groups {
   const std::int32_t* pairs = nullptr;  // i32 [n * K]
 };
 
-// Each kernel's arguments hold the addresses that it reads or writes and no others: a capture checks
-// every word in them against the declared operands, so there is no padding either.
+// Each kernel's arguments hold the addresses that it reads or writes and no others: a capture
+// checks every word in them against the declared operands, so there is no padding either.
 struct GroupArgs {
   MoeShape shape;
   const std::int32_t* ids = nullptr;

@@ -120,47 +120,55 @@ void run_pack_bf16(const PackArgs& args, device::WorkerPool& workers) {
                        });
 }
 
-// Checks the views against `source` and `packed` (first dimension: experts) and launches Function.
+// What a packing launches with, and what its views must be.
+struct PackLaunch {
+  const char* name = "";
+  PackedShape matrix;
+  DType dtype = DType::kU8;
+  Shape source;
+  Shape packed;
+};
+
 template <auto Function>
-Status pack(device::Stream& stream, const char* name, const PackArgs& args,
-            const TensorView (&views)[2], const Shape (&shapes)[2], DType dtype) {
-  HF_TRY(ops::check_operand(views[0], {name, "from", {dtype}, shapes[0]}));
-  HF_TRY(ops::check_operand(views[1], {name, "to", {dtype}, shapes[1]}));
-  return device::launch_cpu<Function>(
-      stream, name, args, {device::reads("from", views[0]), device::writes("to", views[1])});
+Status pack(device::Stream& stream, const PackLaunch& launch, const TensorView& from,
+            const TensorView& to) {
+  HF_TRY(ops::check_operand(from, {launch.name, "from", {launch.dtype}, launch.source}));
+  HF_TRY(ops::check_operand(to, {launch.name, "to", {launch.dtype}, launch.packed}));
+  const PackArgs args{launch.matrix, from.shape[0], from.address, to.address};
+  return device::launch_cpu<Function>(stream, launch.name, args,
+                                      {device::reads("from", from), device::writes("to", to)});
 }
 
 }  // namespace
 
 Status pack_codes(device::Stream& stream, const PackedShape& matrix, const TensorView& from,
                   const TensorView& to) {
-  HF_TRY(ops::check_rank(from, 4, "experts.pack_codes", "from"));
+  constexpr const char* kName = "experts.pack_codes";
+  HF_TRY(ops::check_rank(from, 4, kName, "from"));
   const std::int64_t experts = from.shape[0];
   const Shape source{experts, matrix.rows, matrix.columns / tensor::kMxBlock, 16};
-  return pack<&run_transpose<4>>(stream, "experts.pack_codes",
-                                 {matrix, experts, from.address, to.address}, {from, to},
-                                 {source, packed_codes_shape(matrix, experts)}, DType::kU8);
+  return pack<&run_transpose<4>>(
+      stream, {kName, matrix, DType::kU8, source, packed_codes_shape(matrix, experts)}, from, to);
 }
 
 Status pack_scales(device::Stream& stream, const PackedShape& matrix, const TensorView& from,
                    const TensorView& to) {
-  HF_TRY(ops::check_rank(from, 3, "experts.pack_scales", "from"));
+  constexpr const char* kName = "experts.pack_scales";
+  HF_TRY(ops::check_rank(from, 3, kName, "from"));
   const std::int64_t experts = from.shape[0];
   const Shape source{experts, matrix.rows, matrix.columns / tensor::kMxBlock};
-  return pack<&run_transpose<1>>(stream, "experts.pack_scales",
-                                 {matrix, experts, from.address, to.address}, {from, to},
-                                 {source, packed_scales_shape(matrix, experts)}, DType::kU8);
+  return pack<&run_transpose<1>>(
+      stream, {kName, matrix, DType::kU8, source, packed_scales_shape(matrix, experts)}, from, to);
 }
 
 Status pack_bf16(device::Stream& stream, const PackedShape& matrix, const TensorView& from,
                  const TensorView& to) {
-  HF_TRY(ops::check_rank(from, 3, "experts.pack_bf16", "from"));
+  constexpr const char* kName = "experts.pack_bf16";
+  HF_TRY(ops::check_rank(from, 3, kName, "from"));
   const std::int64_t experts = from.shape[0];
-  return pack<&run_pack_bf16>(stream, "experts.pack_bf16",
-                              {matrix, experts, from.address, to.address}, {from, to},
-                              {Shape{experts, matrix.columns, matrix.rows},
-                               packed_bf16_shape(matrix, experts)},
-                              DType::kBF16);
+  const Shape source{experts, matrix.columns, matrix.rows};
+  return pack<&run_pack_bf16>(
+      stream, {kName, matrix, DType::kBF16, source, packed_bf16_shape(matrix, experts)}, from, to);
 }
 
 }  // namespace holdfast::experts

@@ -1,6 +1,6 @@
-// How the holdfast backend lays out expert weights, and the kernels that pack them. Rows go in tiles
-// of 16, one row to a SIMD lane, so that one broadcast element of x meets 16 rows and no sum runs
-// across lanes. The layout is the same for every instruction set.
+// How the holdfast backend lays out expert weights, and the kernels that pack them. Rows go in
+// tiles of 16, one row to a SIMD lane, so that one broadcast element of x meets 16 rows and no sum
+// runs across lanes. The layout is the same for every instruction set.
 //
 //   MXFP4 codes   u8 [E, tiles, K/32, 256]: per block of 32 columns four groups of 16 little-endian
 //                 u32, one per row; nibble i (low first) of group v is column 8 v + i

@@ -23,8 +23,8 @@ int nibble(std::span<const std::uint8_t> bytes, std::int64_t index) {
   return bytes[index / 2] >> (index % 2 * 4) & 15;
 }
 
-// Calls visit(packed tile, lane, checkpoint row) for every place of a packed matrix; row -1: padding.
-// Written from the layout's description, not from PackedShape::source_row.
+// Calls visit(packed tile, lane, checkpoint row) for every place of a packed matrix; row -1:
+// padding. Written from the layout's description, not from PackedShape::source_row.
 template <typename Visit>
 void for_places(const PackedShape& matrix, const Visit& visit) {
   const std::int64_t kinds = matrix.interleaved ? 2 : 1;
@@ -41,7 +41,8 @@ void for_places(const PackedShape& matrix, const Visit& visit) {
 }
 
 const PackedShape kMatrices[] = {
-    {64, 64, false}, {32, 128, true}, {40, 32, false}, {50, 96, true}, {2, 32, true}, {1, 32, false}};
+    {64, 64, false}, {32, 128, true}, {40, 32, false},
+    {50, 96, true},  {2, 32, true},   {1, 32, false}};
 
 TEST(Packing, CodesAndScalesUnpackToWhatWasPackedWithZerosInThePadding) {
   constexpr std::int64_t kExperts = 3;

@@ -35,8 +35,10 @@ struct ExpertsSpec {
 };
 
 // out[r] = residual[r] + sum_k weights[r,k] * expert(ids[r,k], x[r]), k in order, with
-// expert(e, x) = down_e(swiglu(gate_up_e(x) + gate_up_bias_e)) + down_bias_e (semantics.md 3.7, 4.5).
-// x f32 [n, H]; ids i32 [n, K]; weights f32 [n, K]; residual f32 [n, H] (may be out); out f32 [n, H].
+//   expert(e, x) = down_e(swiglu(gate_up_e(x) + gate_up_bias_e)) + down_bias_e
+// (semantics.md 3.7, 4.5). An id outside [0, E) contributes nothing.
+// x f32 [n, H]; ids i32 [n, K]; weights f32 [n, K]; residual f32 [n, H], may be out;
+// out f32 [n, H], must not overlap x.
 struct ExpertsArgs {
   ops::TensorView x, ids, weights, residual, out;
   ops::TensorView active_rows;  // i32 [1]

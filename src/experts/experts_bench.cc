@@ -1,5 +1,5 @@
-// The holdfast backend at gpt-oss-20b's shape (hidden and intermediate 2880, 32 experts, top-4): one
-// row in bytes of weights read per second beside the machine's own read bandwidth, many rows in
+// The holdfast backend at gpt-oss-20b's shape (hidden and intermediate 2880, 32 experts, top-4):
+// one row in bytes of weights read per second beside the machine's own read bandwidth, many rows in
 // tokens per second of one layer; and packing.
 #include <benchmark/benchmark.h>
 

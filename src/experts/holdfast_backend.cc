@@ -280,7 +280,8 @@ class HoldfastBackend final : public ExpertsBackend {
     }
     return make_error(ErrorCode::kFailedPrecondition,
                       "{}: {} experts of {} x {}, {} per token, {} rows do not fit the workspace "
-                      "of {} experts of {} x {}, {} per token, {} rows; call define_workspace first",
+                      "of {} experts of {} x {}, {} per token, {} rows; call define_workspace "
+                      "first",
                       spec.slot_prefix, spec.shape.expert_count, spec.shape.intermediate_size,
                       spec.shape.hidden_size, spec.shape.experts_per_token, spec.shape.max_rows,
                       workspace_.expert_count, workspace_.intermediate_size,

@@ -35,9 +35,10 @@ Status check_spec(const ExpertsSpec& spec) {
                       spec.slot_prefix, shape.experts_per_token, shape.expert_count);
   }
   if (spec.scheme != config::ExpertScheme::kMxfp4) return {};
-  if (shape.hidden_size % tensor::kMxBlock != 0 || shape.intermediate_size % tensor::kMxBlock != 0) {
+  if (shape.hidden_size % tensor::kMxBlock != 0 ||
+      shape.intermediate_size % tensor::kMxBlock != 0) {
     return make_error(ErrorCode::kInvalidArgument,
-                      "{}: hidden_size {} and intermediate_size {} must be multiples of {} for mxfp4",
+                      "{}: hidden_size {} and intermediate_size {} must be multiples of {} (mxfp4)",
                       spec.slot_prefix, shape.hidden_size, shape.intermediate_size,
                       tensor::kMxBlock);
   }

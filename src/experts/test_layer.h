@@ -180,7 +180,8 @@ class TestLayer {
     std::vector<tensor::TensorView> outputs;
     for (const storage::DeriveInput& input : derivation.inputs) {
       const auto id = std::get<storage::ParameterId>(input);
-      inputs.push_back(tensor_of(tensors, registry_.parameters()[id.index()]).view().rows(slice, 1));
+      const HostTensor& whole = tensor_of(tensors, registry_.parameters()[id.index()]);
+      inputs.push_back(whole.view().rows(slice, 1));
     }
     for (const storage::SlotId id : derivation.outputs) {
       outputs.push_back(registry_.view(id).rows(slice, 1));

@@ -28,14 +28,15 @@ Result<HeadLayout> check_heads(const TensorView& qkv, const TensorView& key_page
   const std::int64_t kv_width = heads.kv_heads * heads.head_dim;
   if (kv_width == 0 || key_pages.shape[1] == 0 || width <= 2 * kv_width || width % kv_width != 0) {
     return make_error(ErrorCode::kMismatch,
-                      "{}: operand qkv is {} wide, must be a multiple of {} ({} kv heads of {}) and "
-                      "hold q, k and v; key_pages is {}",
+                      "{}: operand qkv is {} wide, must be a multiple of {} ({} kv heads of {}) "
+                      "and hold q, k and v; key_pages is {}",
                       op, width, kv_width, heads.kv_heads, heads.head_dim,
                       key_pages.shape.to_string());
   }
   if (heads.head_dim > kMaxHeadDim) {
-    return make_error(ErrorCode::kMismatch, "{}: operand key_pages has head_dim {}, at most {} fits",
-                      op, heads.head_dim, kMaxHeadDim);
+    return make_error(ErrorCode::kMismatch,
+                      "{}: operand key_pages has head_dim {}, at most {} fits", op, heads.head_dim,
+                      kMaxHeadDim);
   }
   heads.query_heads = width / heads.head_dim - 2 * heads.kv_heads;
   return heads;

@@ -47,7 +47,9 @@ struct AttentionData {
     pages = blocks * std::ssize(c.lengths) + 3;
     std::vector<std::int32_t> order(static_cast<std::size_t>(pages));
     std::iota(order.begin(), order.end(), 0);
-    for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[rng.next_below(i)]);
+    for (std::size_t i = order.size(); i > 1; --i) {
+      std::swap(order[i - 1], order[rng.next_below(i)]);
+    }
     tables.assign(order.begin(), order.begin() + blocks * std::ssize(c.lengths));
     for (std::int32_t s = 0; s < std::ssize(c.lengths); ++s) {
       for (std::int32_t p = 0; p < c.lengths[s]; ++p) {
@@ -159,8 +161,8 @@ std::vector<std::unique_ptr<Runner>> all_runners() {
   return runners;
 }
 
-// A score has absolute error (dim + 2) u scale |q| |k|, which becomes a relative error of its weight;
-// a weighted mean of values of at most `range` adds (keys + 8) u. exp adds 2 u.
+// A score has absolute error (dim + 2) u scale |q| |k|, which becomes a relative error of its
+// weight; a weighted mean of values of at most `range` adds (keys + 8) u. exp adds 2 u.
 double attention_bound(const AttentionCase& c) {
   const double score = 0.25 * static_cast<double>(c.dim) * c.range * c.range;
   const double keys = static_cast<double>(*std::max_element(c.lengths.begin(), c.lengths.end()));
@@ -194,7 +196,8 @@ TEST(PagedAttention, EveryInstructionSetOfThisMachineIsWithinTheBound) {
       AttentionRun run(data, static_cast<std::int32_t>(data.rows));
       ASSERT_TRUE(run.attend(runner, data, 0, data.rows).ok());
       for (std::size_t i = 0; i < exact.size(); ++i) {
-        ASSERT_NEAR(run.out.as<float>()[i], exact[i], attention_bound(c)) << hwy::TargetName(target);
+        ASSERT_NEAR(run.out.as<float>()[i], exact[i], attention_bound(c))
+            << hwy::TargetName(target);
       }
     }
   }
@@ -275,6 +278,22 @@ TEST(PagedAttention, ASinkOfMinusInfinityMakesItAPlainSoftmax) {
     ASSERT_TRUE(run.attend(*runner, data, 0, 1).ok());
     for (int i = 0; i < 16; ++i) {
       EXPECT_FLOAT_EQ(run.out.as<float>()[i], data.qkv.as<float>()[3 * 8 + i % 8]);
+    }
+  }
+}
+
+TEST(PagedAttention, ANaNInAVisibleKeyOrValueReachesTheOutput) {
+  const AttentionCase c{8, 1, 16, 4, 0, {3}};
+  const std::int64_t width = 10 * 16;
+  for (const std::int64_t column : {8 * 16, 9 * 16}) {
+    AttentionData damaged(c, base::Rng(6));
+    damaged.qkv.as<float>()[width + column] = std::numeric_limits<float>::quiet_NaN();
+    for (const auto& runner : all_runners()) {
+      AttentionRun run(damaged, 3);
+      ASSERT_TRUE(run.attend(*runner, damaged, 0, 3).ok());
+      EXPECT_TRUE(std::isfinite(run.out.as<float>()[0])) << "row 0 does not see it";
+      EXPECT_TRUE(std::isnan(run.out.as<float>()[8 * 16])) << "column " << column;
+      EXPECT_TRUE(std::isnan(run.out.as<float>()[2 * 8 * 16])) << "column " << column;
     }
   }
 }

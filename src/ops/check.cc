@@ -43,8 +43,9 @@ Status check_operand(const TensorView& view, const OperandRule& rule) {
   }
   const auto element_bytes = static_cast<std::uintptr_t>(tensor::dtype_bits(view.dtype) + 7) / 8;
   if (reinterpret_cast<std::uintptr_t>(view.address) % element_bytes != 0) {
-    return make_error(ErrorCode::kMismatch, "{}: operand {} lies at {}, must be aligned to {} bytes",
-                      rule.op, rule.operand, fmt::ptr(view.address), element_bytes);
+    return make_error(ErrorCode::kMismatch,
+                      "{}: operand {} lies at {}, must be aligned to {} bytes", rule.op,
+                      rule.operand, fmt::ptr(view.address), element_bytes);
   }
   return {};
 }

@@ -57,7 +57,8 @@ inline float random_float(base::Rng& rng, float range) {
 }
 
 // f32 or bf16 values in [-range, range).
-inline HostTensor random_tensor(base::Rng& rng, DType dtype, const Shape& shape, float range = 1.0f) {
+inline HostTensor random_tensor(base::Rng& rng, DType dtype, const Shape& shape,
+                                float range = 1.0f) {
   HostTensor out(dtype, shape);
   if (dtype == DType::kF32) {
     for (float& value : out.as<float>()) value = random_float(rng, range);

@@ -223,11 +223,13 @@ TEST(RmsNorm, EveryKernelStaysWithinFloat32SummationOfTheFormula) {
             squares += std::pow(double{x.as<float>()[r * hidden + h]}, 2);
           }
           const double scale = 1 / std::sqrt(squares / static_cast<double>(hidden) + 1e-5);
-          // The mean square has relative error hidden * u at most, half of which is left by the root.
+          // The mean square has relative error hidden * u at most, half of which is left by the
+          // root.
           const double relative = (static_cast<double>(hidden) / 2 + 8) * kUnit;
           for (std::int64_t h = 0; h < hidden; ++h) {
             const double exact = x.as<float>()[r * hidden + h] * scale * w[h];
-            ASSERT_NEAR(out.as<float>()[r * hidden + h], exact, relative * std::fabs(exact) + 1e-45);
+            ASSERT_NEAR(out.as<float>()[r * hidden + h], exact,
+                        relative * std::fabs(exact) + 1e-45);
           }
         }
         EXPECT_EQ(out.as<std::uint8_t>()[4 * hidden * 4], 0xDD) << "row 4 is not active";

@@ -39,8 +39,8 @@ struct RmsNormArgs {
   float eps = 1e-5f;
 };
 
-// out[r] = x[r] W^T + bias + residual[r]. x f32 [n, K]; weight bf16|f32 [N, K]; bias bf16|f32 [N] or
-// empty; residual f32 [n, N] or empty, may be out; out f32 [n, N], must not overlap x.
+// out[r] = x[r] W^T + bias + residual[r]. x f32 [n, K]; weight bf16|f32 [N, K]; bias bf16|f32 [N]
+// or empty; residual f32 [n, N] or empty, may be out; out f32 [n, N], must not overlap x.
 struct LinearArgs {
   TensorView x, weight, bias, residual, out;
   TensorView active_rows;
@@ -48,7 +48,8 @@ struct LinearArgs {
 
 // Rotates the first `head_count` heads of each row in place, as halves (semantics.md 4.4):
 // (a, b) = (a c - b s, b c + a s) with c, s = tables[positions[r]].
-// x f32 [n, W], W >= head_count * head_dim; positions i32 [n]; tables f32 [max_positions, head_dim/2].
+// x f32 [n, W], W >= head_count * head_dim; positions i32 [n];
+// tables f32 [max_positions, head_dim / 2].
 struct RopeArgs {
   TensorView x, positions, cos_table, sin_table;
   TensorView active_rows;
@@ -77,7 +78,8 @@ struct PagedAttentionArgs {
 };
 
 // The k largest logits of each row, largest first, ties to the lower index; weights = softmax over
-// those k (semantics.md 3.8). NaN counts as -inf. logits f32 [n, E]; ids i32 [n, k]; weights f32 [n, k].
+// those k (semantics.md 3.8). NaN counts as -inf.
+// logits f32 [n, E]; ids i32 [n, k]; weights f32 [n, k].
 struct RouterTopKArgs {
   TensorView logits, ids, weights;
   TensorView active_rows;

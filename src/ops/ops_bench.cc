@@ -1,8 +1,6 @@
-// linear at the shapes of gpt-oss-20b, in bytes of weights read per second, beside what this machine
-// reads at all; attention and norms in time per step.
+// linear at the shapes of gpt-oss-20b, in bytes of weights read per second, beside what this
+// machine reads at all; attention and norms in time per step.
 #include <benchmark/benchmark.h>
-
-#include <map>
 
 #include "ops/host_tensor.h"
 #include "ops/read_bandwidth.h"
@@ -27,7 +25,8 @@ HostTensor make_weight(std::int64_t outputs, std::int64_t inputs) {
 }
 
 void report_bandwidth(benchmark::State& state, double bytes) {
-  state.counters["GB/s"] = benchmark::Counter(bytes * 1e-9, benchmark::Counter::kIsIterationInvariantRate);
+  state.counters["GB/s"] =
+      benchmark::Counter(bytes * 1e-9, benchmark::Counter::kIsIterationInvariantRate);
   state.counters["of_read"] = benchmark::Counter(
       bytes / testing::read_bandwidth(), benchmark::Counter::kIsIterationInvariantRate);
 }
@@ -60,7 +59,8 @@ BENCHMARK(BM_Linear)
     ->Unit(benchmark::kMillisecond)
     ->UseRealTime();
 
-// One decode step of one layer: `rows` sequences of `keys` keys, 64 query heads on 8 kv heads of 64.
+// One decode step of one layer: `rows` sequences of `keys` keys, 64 query heads on 8 kv heads of
+// 64.
 void BM_PagedAttention(benchmark::State& state) {
   const std::int64_t n = state.range(0);
   const std::int64_t keys = state.range(1);
@@ -112,7 +112,11 @@ void BM_RmsNorm(benchmark::State& state) {
                          .active_rows = active.view()};
   for (auto _ : state) rms_norm(runner.context(), args).value();
 }
-BENCHMARK(BM_RmsNorm)->ArgName("rows")->Arg(1)->Arg(64)->Unit(benchmark::kMicrosecond)->UseRealTime();
+BENCHMARK(BM_RmsNorm)
+    ->ArgName("rows")
+    ->Arg(1)->Arg(64)
+    ->Unit(benchmark::kMicrosecond)
+    ->UseRealTime();
 
 }  // namespace
 }  // namespace holdfast::ops

@@ -1,11 +1,11 @@
 // paged_attention on all cores. With s_j = scale * q . k_j over the visible keys of a row:
 //   out = sum_j exp(s_j - m) v_j / (exp(sink - m) + sum_j exp(s_j - m)),  m = max(sink, max_j s_j)
 //
-// A task is one row and one kv head; the query heads that share it go together, kMaxGroup at a time,
-// so that keys and values are read once. Keys are taken kChunk at a time from the row's first visible
-// key on, with an online softmax: the chunks, and so the bits, depend on the row's position and the
-// window alone, never on the batch, the page size or the prompt's chunking. Scratch: 28 KB of stack.
-// exp is Highway's, 1 ulp.
+// A task is one row and one kv head; the query heads that share it go together, kMaxGroup at a
+// time, so that keys and values are read once. Keys are taken kChunk at a time from the row's first
+// visible key on, with an online softmax: the chunks, and so the bits, depend on the row's position
+// and the window alone, never on the batch, the page size or the prompt's chunking. Scratch: 28 KB
+// of stack. exp is Highway's, 1 ulp.
 #include "ops/cpu/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -229,6 +229,13 @@ struct Heads {
   std::int64_t kv_head = 0;
 };
 
+// Keys [first_key, first_key + count) of one kv head.
+struct Chunk {
+  std::int64_t first_key = 0;
+  int count = 0;
+  std::int64_t kv_head = 0;
+};
+
 void begin_heads(const PagedAttentionKernel& args, AttentionState& state, std::int64_t row,
                  Heads heads) {
   const float* query =
@@ -243,13 +250,13 @@ void begin_heads(const PagedAttentionKernel& args, AttentionState& state, std::i
   }
 }
 
-// Points the chunk [first_key, first_key + count) at its keys and values and asks for them: a head's
-// keys lie apart, which no hardware prefetcher follows.
+// Points the chunk at its keys and values and asks for them: a head's keys lie apart, which no
+// hardware prefetcher follows.
 void find_chunk(const PagedAttentionKernel& args, const PagedKeys& keys, AttentionState& state,
-                std::int64_t first_key, std::int64_t kv_head, int count) {
-  const std::int64_t head_offset = kv_head * state.dim;
-  for (int j = 0; j < count; ++j) {
-    const std::int64_t offset = keys.offset(first_key + j);
+                Chunk chunk) {
+  const std::int64_t head_offset = chunk.kv_head * state.dim;
+  for (int j = 0; j < chunk.count; ++j) {
+    const std::int64_t offset = keys.offset(chunk.first_key + j);
     const bool seen = offset >= 0;
     state.keys[j] = seen ? args.key_pages.as<const float>() + offset + head_offset : nullptr;
     state.values[j] = seen ? args.value_pages.as<const float>() + offset + head_offset : nullptr;
@@ -266,7 +273,7 @@ void attend_heads(const PagedAttentionKernel& args, const PagedKeys& keys, Atten
   begin_heads(args, state, row, heads);
   for (std::int64_t j = keys.begin; j < keys.end; j += kChunk) {
     const int count = static_cast<int>(std::min<std::int64_t>(kChunk, keys.end - j));
-    find_chunk(args, keys, state, j, heads.kv_head, count);
+    find_chunk(args, keys, state, {.first_key = j, .count = count, .kv_head = heads.kv_head});
     attend_group(state, count, static_cast<float>(args.scale));
   }
   float* out = args.out.as<float>() +

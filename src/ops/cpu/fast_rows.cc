@@ -1,7 +1,7 @@
-// embedding, rms_norm, rope, kv_write, gather_rows and router_top_k on all cores: rows are the tasks.
-// Against the reference: embedding, kv_write, gather_rows and router_top_k give the same bits; rope
-// rounds once less where the machine fuses a multiply and an add; rms_norm adds its squares lane by
-// lane (a shorter chain, so a smaller error).
+// embedding, rms_norm, rope, kv_write, gather_rows and router_top_k on all cores: rows are the
+// tasks. Against the reference: embedding, kv_write, gather_rows and router_top_k give the same
+// bits; rope rounds once less where the machine fuses a multiply and an add; rms_norm adds its
+// squares lane by lane (a shorter chain, so a smaller error).
 #include "ops/cpu/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE

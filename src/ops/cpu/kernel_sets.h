@@ -13,8 +13,9 @@
 
 namespace holdfast::ops::cpu {
 
-// An operand as a kernel sees it. Unlike a TensorView it has no padding: a capture looks for pointers
-// in every word of a kernel's arguments, and stale bytes between members could pass for one.
+// An operand as a kernel sees it. Unlike a TensorView it has no padding: a capture looks for
+// pointers in every word of a kernel's arguments, and stale bytes between members could pass for
+// one.
 struct View {
   std::byte* address = nullptr;
   std::int64_t is_f32 = 0;  // else bf16, or i32 where the contract says so

@@ -44,7 +44,9 @@ void Reference::linear(const LinearKernel& args, device::WorkerPool&) {
     const float* x = args.x.as<const float>() + r * inputs;
     for (std::int64_t o = 0; o < outputs; ++o) {
       float sum = 0.0f;
-      for (std::int64_t k = 0; k < inputs; ++k) sum += x[k] * weight_at(args.weight, o * inputs + k);
+      for (std::int64_t k = 0; k < inputs; ++k) {
+        sum += x[k] * weight_at(args.weight, o * inputs + k);
+      }
       if (!args.bias.empty()) sum += weight_at(args.bias, o);
       if (!args.residual.empty()) sum += args.residual.as<const float>()[r * outputs + o];
       args.out.as<float>()[r * outputs + o] = sum;
