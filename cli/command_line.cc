@@ -1,7 +1,11 @@
 #include "cli/command_line.h"
 
+#include <fmt/ranges.h>
+
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "cli/output.h"
 #include "cli/request_line.h"
@@ -17,14 +21,13 @@ constexpr std::int64_t kMaxSequencesFlag = 1024;
 
 // An integer from `least` to `most`, with a message that says so.
 CLI::Validator integer(std::int64_t least, std::int64_t most) {
-  const std::string range = fmt::format("INT in [{}, {}]", least, most);
   return CLI::Validator(
       [least, most](std::string& text) -> std::string {
         std::int64_t value = 0;
         if (CLI::detail::lexical_cast(text, value) && value >= least && value <= most) return {};
         return fmt::format("{} is not an integer from {} to {}", text, least, most);
       },
-      range);
+      "");
 }
 
 CLI::Validator unsigned_integer() {
@@ -35,6 +38,15 @@ CLI::Validator unsigned_integer() {
         if (digits && CLI::detail::lexical_cast(text, value)) return {};
         return fmt::format("{} is not an integer from 0 to {}", text,
                            std::numeric_limits<std::uint64_t>::max());
+      },
+      "");
+}
+
+CLI::Validator one_of(std::vector<std::string> names) {
+  return CLI::Validator(
+      [names = std::move(names)](std::string& text) -> std::string {
+        if (std::find(names.begin(), names.end(), text) != names.end()) return {};
+        return fmt::format("{} is none of {}", text, fmt::join(names, ", "));
       },
       "");
 }
@@ -51,14 +63,14 @@ void add_model(CLI::App& app, CommandLine& line) {
 void add_backend(CLI::App& app, CommandLine& line) {
   ModelFlags& model = line.model;
   app.add_option("--threads", model.threads, "CPU threads; 0 is all cores")
-      ->check(integer(0, kMaxThreads))->type_name("");
+      ->check(integer(0, kMaxThreads))->type_name("INT");
   app.add_option("--kernels", model.kernels, "fast, or reference: plain scalar loops")
-      ->check(CLI::IsMember({"fast", "reference"}))->type_name("");
-  app.add_option("--experts", model.experts, "the experts backend")
-      ->check(CLI::IsMember({"auto", "holdfast", "reference"}))->type_name("");
+      ->check(one_of({"fast", "reference"}))->type_name("NAME");
+  app.add_option("--experts", model.experts, "the experts backend: auto, holdfast or reference")
+      ->check(one_of({"auto", "holdfast", "reference"}))->type_name("NAME");
   app.add_option("--commit", model.commit,
                  "how weights are committed: remap (swap pages) or copy (copy bytes)")
-      ->check(CLI::IsMember({"remap", "copy"}))->type_name("");
+      ->check(one_of({"remap", "copy"}))->type_name("NAME");
   add_quiet(app, line);
 }
 
@@ -66,9 +78,9 @@ void add_engine(CLI::App& app, CommandLine& line) {
   add_model(app, line);
   app.add_option("--max-context", line.model.max_context,
                  "positions a sequence may have; 0 is the model's, at most 4096")
-      ->check(integer(0, kMaxContextFlag))->type_name("");
-  app.add_option("--max-sequences", line.model.max_sequences, "requests that decode together")
-      ->check(integer(1, kMaxSequencesFlag))->type_name("");
+      ->check(integer(0, kMaxContextFlag))->type_name("INT");
+  app.add_option("--max-sequences", line.model.max_sequences, "requests that decode together, 1 to 1024")
+      ->check(integer(1, kMaxSequencesFlag))->type_name("INT");
   add_backend(app, line);
 }
 
@@ -114,9 +126,10 @@ void add_generate(CLI::App& root, CommandLine& line) {
   app.add_flag("--json", line.json, "the result of --prompt as a line of JSON");
   add_sampling(app, line.request);
   app.add_flag("--ignore-eos", line.request.ignore_eos, "do not stop at the model's end tokens");
-  app.add_option("--stop-token", line.request.stop_token_ids, "one more token id to stop at")
+  app.add_option("--stop-token", line.request.stop_token_ids, "one more token id to stop at (repeatable)")
       ->check(integer(0, std::numeric_limits<std::int32_t>::max()))->type_name("ID")
-      ->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+      ->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->default_str("");
   app.add_flag("--prompt-logprobs", line.request.prompt_logprobs,
                "also the log probabilities of the prompt's tokens");
   add_text_rules(app, line.request, true);
@@ -148,8 +161,8 @@ void add_chat(CLI::App& root, CommandLine& line) {
   add_sampling(app, line.request);
   CommandLine::Chat& chat = line.chat;
   app.add_option("--instructions", chat.instructions, "the developer message")->type_name("TEXT");
-  app.add_option("--effort", chat.effort, "the reasoning effort")
-      ->check(CLI::IsMember({"low", "medium", "high"}))->type_name("");
+  app.add_option("--effort", chat.effort, "the reasoning effort: low, medium or high")
+      ->check(one_of({"low", "medium", "high"}))->type_name("NAME");
   app.add_option("--date", chat.date, "the date that the model is told; today (UTC) by default")
       ->type_name("YYYY-MM-DD");
   app.add_flag("--hide-analysis", chat.hide_analysis, "do not show the analysis channel");
@@ -173,10 +186,11 @@ void add_drill(CLI::App& root, CommandLine& line) {
   app.add_option("--to", drill.to, "the model that replaces it")->required()->type_name("DIR");
   app.add_option("--json", drill.json_file, "also write the report as JSON; - is stdout")
       ->type_name("FILE");
-  app.add_option("--inject", drill.inject, "a defect that the drill must find")
-      ->check(CLI::IsMember(drill_faults()))->type_name("");
+  app.add_option("--inject", drill.inject, "a defect that the drill must find, see below")
+      ->check(one_of(drill_faults()))->type_name("FAULT");
   app.add_option("--prompt", drill.prompts, "a prompt of its own (repeatable)")
-      ->type_name("TEXT")->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+      ->type_name("TEXT")->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->default_str("");
   app.add_option("--max-tokens", drill.max_tokens, "tokens of each greedy run")
       ->check(integer(1, kMaxRequestTokens))->type_name("INT");
   app.add_option("--label", drill.label, "free text for the report")->type_name("TEXT");

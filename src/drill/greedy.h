@@ -1,5 +1,4 @@
-// Greedy runs of the drill: prompts to tokens through the public API, and their comparison. The
-// engine thread.
+// Greedy runs of the drill: prompts to tokens through the public API. The engine thread.
 #pragma once
 
 #include <cstdint>
@@ -7,13 +6,13 @@
 #include <unordered_map>
 #include <vector>
 
+#include "drill/tokens.h"
 #include "holdfast/engine.h"
 #include "holdfast/result.h"
 
 namespace holdfast::drill {
 
 using Prompts = std::vector<std::vector<std::int32_t>>;
-using Tokens = std::vector<Token>;
 
 // The requests of one run, while it runs: all are submitted, then step() until done.
 class GreedyRun {
@@ -48,12 +47,5 @@ struct Run {
   std::string replay_error;
 };
 Result<Run> run_greedy(Engine& engine, const Prompts& prompts, std::int64_t max_tokens);
-
-// Where two runs first differ, for people; empty when they do not.
-std::string token_difference(const std::vector<Tokens>& earlier, const std::vector<Tokens>& later);
-std::string logprob_difference(const std::vector<Tokens>& earlier,
-                               const std::vector<Tokens>& later);
-// The first token that does not carry `epoch`; empty when all do.
-std::string epoch_difference(const std::vector<Tokens>& run, std::uint64_t epoch);
 
 }  // namespace holdfast::drill
