@@ -177,6 +177,14 @@ TEST(HarmonyParser, EndsAMessageThatALengthLimitCutsOff) {
   EXPECT_TRUE(parser.stopped());
 }
 
+TEST(HarmonyParser, ReplacesACodePointThatASpecialTokenCutsOff) {
+  HarmonyParser parser(tiny());
+  for (const std::int32_t id : tiny_ids("<|message|>a")) ASSERT_TRUE(parser.push(id).ok());
+  ASSERT_TRUE(parser.push(tiny_ids("\xF0\x9F\x98\x80")[0]).ok());
+  EXPECT_EQ(parser.push(tiny().tokens().end).value().text, "\xEF\xBF\xBD");
+  EXPECT_EQ(parser.messages().at(0).content, "a\xEF\xBF\xBD");
+}
+
 TEST(HarmonyParser, KeepsTextOutOfPlaceAsContentAndSaysSo) {
   struct Case {
     const char* generated;

@@ -68,6 +68,7 @@ TEST(TokenizerJson, KeepsAWholeWordOnlyWithIgnoreMerges) {
 TEST(TokenizerJson, PutsASpaceBeforeEachPieceWhenAskedTo) {
   const Parts parts = {.pre_tokenizer = R"({"type": "ByteLevel", "add_prefix_space": true})"};
   EXPECT_EQ(encode(parts, "a a"), (Ids{258, 258}));
+  EXPECT_EQ(encode(parts, " a"), (Ids{258}));
 }
 
 std::string added(int id, const std::string& content, const std::string& flags) {
@@ -94,6 +95,16 @@ TEST(TokenizerJson, LetsAddedTokensTakeTheWhiteSpaceBesideThem) {
   EXPECT_EQ(encode(parts, "a \xE3\x80\x80<l>b"), (Ids{'a', 300, 'b'}));
   EXPECT_EQ(encode(parts, "a<r> \n b"), (Ids{'a', 301, 'b'}));
   EXPECT_EQ(encode(parts, "<r>  <l>"), (Ids{301, 300}));
+  const Parts overlapping = {.added = added(301, "<r>", R"(, "rstrip": true)") + "," +
+                                      added(302, " x", "")};
+  EXPECT_EQ(encode(overlapping, "<r> x x"), (Ids{301, 'x', 302})) << "its first space is taken";
+}
+
+TEST(TokenizerJson, LooksForNormalizedAddedTokensInWhatTheOthersLeave) {
+  const Parts parts = {
+      .added = R"({"id": 300, "content": "ab<", "normalized": true},)" + added(301, "<x>", "")};
+  EXPECT_EQ(encode(parts, "ab<x>"), (Ids{256, 301}));
+  EXPECT_EQ(encode(parts, "ab<ab<x>"), (Ids{300, 256, 301}));
 }
 
 TEST(TokenizerJson, RefusesBadInputWithOneErrorThatNamesIt) {
