@@ -18,8 +18,10 @@ endif()
 add_library(hf_flags INTERFACE)
 target_compile_options(hf_flags INTERFACE -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion
                        -Wnon-virtual-dtor -ffp-contract=off)
+# A warning stops a developer's build and not a user's, whose compiler may know newer ones.
+# -Wno-restrict: GCC 12 at -O3 sees an overlap in every `"text" + std::string()` (its bug 105651).
 if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
-  target_compile_options(hf_flags INTERFACE -Werror)
+  target_compile_options(hf_flags INTERFACE $<IF:$<CONFIG:Release>,-Wno-restrict,-Werror>)
 endif()
 if(HOLDFAST_SANITIZE)
   target_compile_options(hf_flags INTERFACE -fsanitize=${HOLDFAST_SANITIZE} -fno-omit-frame-pointer
