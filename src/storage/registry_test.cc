@@ -256,6 +256,19 @@ TEST_F(RegistryTest, AWeightSlotMustBeCoveredWhollyAndADerivedOneMustBeDerived) 
   EXPECT_TRUE(registry_.seal(device_).ok());
 }
 
+TEST_F(RegistryTest, AHoleInAWeightSlotIsNamedByItsFirstByteHoweverMuchFollows) {
+  const SlotId id = registry_.define(weight_spec("w")).value();
+  for (std::size_t offset : {64, 0}) {
+    ASSERT_TRUE(registry_.bind({.name = "p" + std::to_string(offset),
+                                .dtype = DType::kF32,
+                                .shape = Shape{8},
+                                .slot = id,
+                                .offset_bytes = offset}).ok());
+  }
+  expect_error(registry_.seal(device_), ErrorCode::kFailedPrecondition,
+               "slot w of 128 bytes: no parameter covers byte 32");
+}
+
 TEST_F(RegistryTest, ARegistryWithoutSlotsIsNotSealed) {
   expect_error(registry_.seal(device_), ErrorCode::kFailedPrecondition, "without slots");
 }
