@@ -5,6 +5,8 @@
 // here: literals, classes, \p{..}, \s, \d, groups, look-around, alternation and quantifiers; \s and
 // \d are spelt out so that they mean the Unicode properties White_Space and Nd. What the dialects
 // read differently (anchors, \w, \b, \h, nested classes, {n,m}+, back-references) is refused.
+// Character properties are those of the linked PCRE2 (10.42: Unicode 14); a code point assigned
+// later counts as unassigned.
 #pragma once
 
 #include <cstddef>
