@@ -1,4 +1,3 @@
-#include <csignal>
 #include <ctime>
 #include <iostream>
 #include <string>
@@ -6,6 +5,7 @@
 #include <vector>
 
 #include "cli/command_line.h"
+#include "cli/interrupt.h"
 #include "cli/jsonl.h"
 #include "cli/output.h"
 #include "cli/session.h"
@@ -14,18 +14,6 @@
 
 namespace holdfast::cli {
 namespace {
-
-// Ctrl-C: ends the reply that is being written; between replies it ends the chat.
-volatile std::sig_atomic_t g_interrupted = 0;
-void on_interrupt(int) { g_interrupted = 1; }
-
-void catch_interrupts() {
-  struct sigaction action {};
-  action.sa_handler = on_interrupt;
-  sigemptyset(&action.sa_mask);
-  action.sa_flags = 0;  // no restart: a read of the next line ends too
-  sigaction(SIGINT, &action, nullptr);
-}
 
 std::string today() {
   const std::time_t now = std::time(nullptr);
@@ -135,9 +123,9 @@ class Chat {
     ReplyWriter writer(output_, flags_);
     ReplyWriter::Ending ending;
     ending.epoch = engine_.epoch();
-    g_interrupted = 0;
+    clear_interrupt();
     for (bool ended = false, cancelled = false; !ended;) {
-      if (g_interrupted != 0 && !cancelled) {
+      if (interrupted() && !cancelled) {
         HF_TRY(engine_.cancel(id));
         cancelled = true;
       }
@@ -155,7 +143,7 @@ class Chat {
         ended = true;
       }
     }
-    g_interrupted = 0;
+    clear_interrupt();
     HF_ASSIGN(std::vector<ChatSession::Piece> rest, session_->end_turn());
     HF_TRY(writer.add(std::move(rest)));
     return writer.end(ending);
@@ -192,9 +180,7 @@ Result<int> chat(const CommandLine& flags) {
   HF_ASSIGN(const std::unique_ptr<Output> output, Output::open(flags.output));
   Chat session(flags, *engine, *output);
   HF_TRY(session.reset());
-  catch_interrupts();
   if (stdin_is_terminal() && !flags.quiet) say("/reset starts over, /quit or Ctrl-D ends");
-  int code = kExitDone;
   for (std::string text;;) {
     HF_ASSIGN(const bool more, read_user_line(*output, text));
     if (!more || text == "/quit" || text == "/exit") break;
@@ -210,7 +196,7 @@ Result<int> chat(const CommandLine& flags) {
     say(status.error().message());
   }
   HF_TRY(output->finish());
-  return code;
+  return interrupted() ? kExitInterrupted : kExitDone;
 }
 
 }  // namespace

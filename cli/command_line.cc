@@ -79,7 +79,8 @@ void add_engine(CLI::App& app, CommandLine& line) {
   app.add_option("--max-context", line.model.max_context,
                  "positions a sequence may have; 0 is the model's, at most 4096")
       ->check(integer(0, kMaxContextFlag))->type_name("INT");
-  app.add_option("--max-sequences", line.model.max_sequences, "requests that decode together, 1 to 1024")
+  app.add_option("--max-sequences", line.model.max_sequences,
+                 "requests that decode together, 1 to 1024")
       ->check(integer(1, kMaxSequencesFlag))->type_name("INT");
   add_backend(app, line);
 }
@@ -126,7 +127,8 @@ void add_generate(CLI::App& root, CommandLine& line) {
   app.add_flag("--json", line.json, "the result of --prompt as a line of JSON");
   add_sampling(app, line.request);
   app.add_flag("--ignore-eos", line.request.ignore_eos, "do not stop at the model's end tokens");
-  app.add_option("--stop-token", line.request.stop_token_ids, "one more token id to stop at (repeatable)")
+  app.add_option("--stop-token", line.request.stop_token_ids,
+                 "one more token id to stop at (repeatable)")
       ->check(integer(0, std::numeric_limits<std::int32_t>::max()))->type_name("ID")
       ->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
       ->default_str("");

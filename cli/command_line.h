@@ -16,6 +16,7 @@ namespace holdfast::cli {
 inline constexpr int kExitDone = 0;
 inline constexpr int kExitFailed = 1;  // an input line, a file, the engine; a RED drill
 inline constexpr int kExitUsage = 2;
+inline constexpr int kExitInterrupted = 130;  // by Ctrl-C, as the signal would
 inline constexpr int kExitClosedPipe = 141;
 
 struct ModelFlags {

@@ -77,6 +77,7 @@ Status generate_text(const CommandLine& flags, Engine& engine, const RequestLine
   std::uint64_t token_count = 0;
   std::optional<FinishReason> reason;
   while (!reason) {
+    HF_TRY(check_interrupt());
     HF_ASSIGN(const std::vector<Event> events, engine.step());
     for (const Event& event : events) {
       if (event.request != id) continue;

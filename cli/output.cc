@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "cli/command_line.h"
+#include "cli/interrupt.h"
 
 namespace holdfast::cli {
 namespace {
@@ -141,7 +142,9 @@ void ProgressLine::clear() {
 void say(std::string_view message) { fmt::print(stderr, "holdfast: {}\n", message); }
 
 int report_failure(const Error& error) {
-  if (error.code() == ErrorCode::kCancelled) return kExitClosedPipe;
+  if (error.code() == ErrorCode::kCancelled) {
+    return interrupted() ? kExitInterrupted : kExitClosedPipe;
+  }
   say(error.message());
   return kExitFailed;
 }

@@ -73,7 +73,8 @@ class ProgressLine {
 
 // "holdfast: MESSAGE" on stderr.
 void say(std::string_view message);
-// Says what failed and gives the exit code for it; a pipe closed by its reader is not worth a word.
+// Says what failed and gives the exit code for it. Worth no word (kCancelled): a pipe closed by its
+// reader, Ctrl-C.
 int report_failure(const Error& error);
 int report_usage(std::string_view message);
 

@@ -4,6 +4,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "cli/interrupt.h"
 #include "holdfast/tokenizer.h"
 
 namespace holdfast::cli {
@@ -121,6 +122,7 @@ Result<std::unique_ptr<Engine>> open_engine(const ModelFlags& flags, bool quiet)
   options.progress = show_progress(line);
   Result<std::unique_ptr<Engine>> engine = Engine::open(options);
   line->clear();
+  catch_interrupts();  // not before: nothing asks while the engine opens
   return engine;
 }
 
@@ -129,6 +131,7 @@ Status run_requests(Engine& engine, std::span<const RequestLine> lines, Progress
   Batch batch(engine, lines);
   const SteadyTime start = std::chrono::steady_clock::now();
   while (!batch.all_done()) {
+    HF_TRY(check_interrupt());
     batch.submit_more();
     HF_TRY(batch.step());
     HF_TRY(batch.emit(done));
@@ -137,6 +140,11 @@ Status run_requests(Engine& engine, std::span<const RequestLine> lines, Progress
   }
   progress.clear();
   return {};
+}
+
+Status check_interrupt() {
+  if (!interrupted()) return {};
+  return Error(ErrorCode::kCancelled, "interrupted");
 }
 
 Status resolve_prompts(std::vector<RequestLine>& lines, const Engine& engine, bool plain_text) {

@@ -37,9 +37,12 @@ struct Outcome {
 inline constexpr std::size_t kMaxOutstanding = 256;
 
 // Submits all lines, lets the engine batch them, and calls `done` for each in input order as soon
-// as it and all before it have finished. Errors: those of step, and of `done`.
+// as it and all before it have finished. Errors: those of step and of `done`, kCancelled.
 Status run_requests(Engine& engine, std::span<const RequestLine> lines, ProgressLine& progress,
                     const std::function<Status(std::size_t index, Outcome& outcome)>& done);
+
+// kCancelled once the user has interrupted. For loops of steps.
+Status check_interrupt();
 
 // resolve_prompt with the engine's tokenizer and limits, for every line.
 Status resolve_prompts(std::vector<RequestLine>& lines, const Engine& engine, bool plain_text);

@@ -120,6 +120,20 @@ class Generate(harness.TestCase):
             self.assertEqual(process.stderr.read(), b"")
             self.assertEqual(process.wait(harness.TIMEOUT_S), 128 + signal.SIGPIPE)
 
+    def test_interrupt_leaves_no_file_behind(self):
+        lines = json_lines([{"prompt": "A", "max_tokens": 400, "ignore_eos": True}] * 500)
+        out = self.scratch / "out.jsonl"
+        with subprocess.Popen([harness.PROGRAM, "generate", "--model", MODEL_A, "--input", "-",
+                               "-o", out], stdin=subprocess.PIPE,
+                              stderr=subprocess.PIPE) as process:
+            process.stdin.write(lines.encode())
+            process.stdin.close()
+            while not os.listdir(self.scratch):  # it has begun
+                self.assertIsNone(process.poll())
+            process.send_signal(signal.SIGINT)
+            self.assertEqual(process.wait(harness.TIMEOUT_S), 128 + signal.SIGINT)
+        self.assertEqual(os.listdir(self.scratch), [])
+
     def test_closed_stdout_and_full_disk_are_errors(self):
         command = f"{harness.PROGRAM} generate --model {MODEL_A} --prompt A --max-tokens 2"
         for redirect, word in ((">&-", "stdout"), (">/dev/full", "No space left")):
