@@ -29,6 +29,7 @@ Result<std::unique_ptr<Staging>> Staging::create(const storage::Registry& regist
 
 void Staging::place_slots() {
   progress_.resize(registry_.slots().size());
+  std::vector<std::vector<device::AddressRange>> ranges(arenas_.size());
   for (const storage::Slot& slot : registry_.slots()) {
     if (!storage::is_versioned(slot.spec.slot_class)) continue;
     const device::Arena* arena = &registry_.arena_of(slot.id);
@@ -39,32 +40,46 @@ void Staging::place_slots() {
     progress_[slot.id.index()].address =
         staged->backing.memory().address + (slot.range.begin - live);
     slots_.push_back(slot.id);
+    ranges[static_cast<std::size_t>(staged - arenas_.begin())].push_back(slot.range);
   }
+  for (std::size_t i = 0; i < arenas_.size(); ++i) find_padding(i, std::move(ranges[i]));
+}
+
+// What the slots of an arena, given by their live ranges, leave of it.
+void Staging::find_padding(std::size_t arena_index, std::vector<device::AddressRange> slots) {
+  std::sort(slots.begin(), slots.end(),
+            [](const auto& a, const auto& b) { return a.begin < b.begin; });
+  const device::Memory memory = arenas_[arena_index].arena->memory();
+  const auto base = reinterpret_cast<std::uintptr_t>(memory.address);
+  std::uintptr_t at = base;
+  const auto pad_until = [&](std::uintptr_t end) {
+    if (end > at) padding_.push_back({arena_index, at - base, end - at});
+  };
+  for (const device::AddressRange& slot : slots) {
+    pad_until(slot.begin);
+    at = slot.end();
+  }
+  pad_until(base + memory.bytes);
 }
 
 void Staging::zero_padding() {
-  std::vector<storage::SlotId> by_address(slots_);
-  std::sort(by_address.begin(), by_address.end(), [this](storage::SlotId a, storage::SlotId b) {
-    return progress_[a.index()].address < progress_[b.index()].address;
-  });
-  auto next = by_address.begin();
-  // Slots of one arena follow each other, but the arenas' backings may lie in any order.
-  std::vector<StagedArena*> in_order;
-  for (StagedArena& staged : arenas_) in_order.push_back(&staged);
-  std::sort(in_order.begin(), in_order.end(), [](const StagedArena* a, const StagedArena* b) {
-    return a->backing.memory().address < b->backing.memory().address;
-  });
-  for (const StagedArena* staged : in_order) {
-    const device::Memory memory = staged->backing.memory();
-    std::byte* at = memory.address;
-    std::byte* const end = at + memory.bytes;
-    for (; next != by_address.end() && progress_[next->index()].address < end; ++next) {
-      std::byte* const slot = progress_[next->index()].address;
-      std::memset(at, 0, static_cast<std::size_t>(slot - at));
-      at = slot + registry_.slot(*next).range.bytes;
-    }
-    std::memset(at, 0, static_cast<std::size_t>(end - at));
+  for (const Padding& padding : padding_) {
+    std::byte* staged = arenas_[padding.arena_index].backing.memory().address;
+    std::memset(staged + padding.offset, 0, padding.bytes);
   }
+}
+
+Status Staging::check_live_padding() const {
+  for (const Padding& padding : padding_) {
+    const device::Arena& arena = *arenas_[padding.arena_index].arena;
+    const std::byte* begin = arena.memory().address + padding.offset;
+    const auto* dirty = std::find_if(begin, begin + padding.bytes,
+                                     [](std::byte byte) { return byte != std::byte{0}; });
+    if (dirty == begin + padding.bytes) continue;
+    return make_error(ErrorCode::kCorrupt, "arena {}: byte {} between its slots is {:#x}, not 0",
+                      arena.name(), dirty - arena.memory().address, static_cast<unsigned>(*dirty));
+  }
+  return {};
 }
 
 tensor::TensorView Staging::view(storage::SlotId id) const {

@@ -47,6 +47,9 @@ class Staging {
   // Errors: kCorrupt naming the first versioned slot with a byte that was not written in this
   // generation, and where.
   Status check_complete() const;
+  // After a commit: that what lies between the live slots is zero. Errors: kCorrupt naming arena
+  // and byte.
+  Status check_live_padding() const;
 
   std::uint64_t generation() const { return generation_; }
   std::span<StagedArena> arenas() { return arenas_; }
@@ -57,8 +60,15 @@ class Staging {
   explicit Staging(const storage::Registry& registry, std::uint64_t generation)
       : registry_(registry), generation_(generation) {}
   void place_slots();
+  void find_padding(std::size_t arena_index, std::vector<device::AddressRange> slots);
   void zero_padding();
 
+  // Bytes of an arena that belong to no slot.
+  struct Padding {
+    std::size_t arena_index = 0;
+    std::size_t offset = 0;
+    std::size_t bytes = 0;
+  };
   struct Progress {
     std::byte* address = nullptr;
     Intervals written;
@@ -67,6 +77,7 @@ class Staging {
   const storage::Registry& registry_;
   std::uint64_t generation_ = 0;
   std::vector<StagedArena> arenas_;
+  std::vector<Padding> padding_;
   std::vector<storage::SlotId> slots_;
   std::vector<Progress> progress_;  // by slot id
 };

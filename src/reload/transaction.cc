@@ -256,26 +256,34 @@ Status Transaction::inject_rebind() {
 Status Transaction::verify() {
   if (state() != State::kCommitted) return wrong_state("verify", state(), "committed");
   const std::int64_t start_ns = options_.clock->now_ns();
+  const Status status = compare_live();
+  {
+    const std::lock_guard lock(impl_->mutex);
+    impl_->report.verify_ns = options_.clock->now_ns() - start_ns;
+  }
+  if (!status.ok()) {
+    impl_->note_error(status.error());
+    return status;
+  }
+  impl_->staging.reset();
+  return {};
+}
+
+Status Transaction::compare_live() const {
   std::vector<std::string_view> changed;
   std::size_t changed_count = 0;
   for (const storage::SlotStamp& stamp : impl_->stamps) {
     if (base::digest_of(registry_.view(stamp.slot).const_span()) == stamp.digest) continue;
     if (changed_count++ < kNamedSlots) changed.push_back(registry_.slot(stamp.slot).spec.name);
   }
-  {
-    const std::lock_guard lock(impl_->mutex);
-    impl_->report.verify_ns = options_.clock->now_ns() - start_ns;
+  if (changed_count > 0) {
+    return make_error(ErrorCode::kCorrupt,
+                      "epoch {}: {} of {} slots differ from what was staged ({}{}); roll back",
+                      registry_.epoch().value, changed_count, impl_->stamps.size(),
+                      fmt::join(changed, ", "), changed_count > changed.size() ? ", ..." : "");
   }
-  if (changed_count == 0) {
-    impl_->staging.reset();
-    return {};
-  }
-  const Error error = make_error(
-      ErrorCode::kCorrupt, "epoch {}: {} of {} slots differ from what was staged ({}{}); roll back",
-      registry_.epoch().value, changed_count, impl_->stamps.size(), fmt::join(changed, ", "),
-      changed_count > changed.size() ? ", ..." : "");
-  impl_->note_error(error);
-  return error;
+  if (impl_->staging == nullptr) return {};
+  return impl_->staging->check_live_padding();
 }
 
 Status Transaction::roll_back() {

@@ -90,8 +90,9 @@ class Transaction {
   // The quiet moment: exchanges or copies, publishes epoch + 1. Allocates nothing, reads no file.
   // On an error the registry is as before (kRolledBack), or kPoisoned when it cannot be.
   Status commit();
-  // Compares the live bytes with the staged digests; then frees the previous backing. On a mismatch
-  // nothing is freed: call roll_back. Any thread. Errors: kCorrupt naming the slots.
+  // Compares the live bytes with the staged digests, and the padding with zero; then frees the
+  // previous backing. On a mismatch nothing is freed: call roll_back. Any thread. Errors: kCorrupt
+  // naming the slots.
   Status verify();
   // After a commit whose previous backing is still held: puts it back. Errors: kFailedPrecondition.
   Status roll_back();
@@ -108,6 +109,7 @@ class Transaction {
   Error end_failed_commit(const Error& error, bool restored);
   // The drill's fault, after the exchange.
   Status inject_rebind();
+  Status compare_live() const;
 
   storage::Registry& registry_;
   ReloadPlan plan_;

@@ -243,6 +243,21 @@ TEST_P(TransactionTest, VerifyNamesTheSlotThatChangedAfterTheCommitAndKeepsTheWa
   EXPECT_EQ(snapshot(engine), before);
 }
 
+TEST_P(TransactionTest, VerifyNoticesAByteBetweenTheSlots) {
+  Engine engine;
+  FakeSource a = engine.source(1);
+  ASSERT_TRUE(engine.prepare(a, strategy()).ok());
+  ASSERT_TRUE(engine.transaction->commit().ok());
+  device::Arena& arena = *engine.registry.versioned_arenas().front();
+  ASSERT_TRUE(arena.protect(device::Protection::kReadWrite).ok());
+  std::byte& last = arena.memory().address[arena.memory().bytes - 1];
+  last = std::byte{1};
+  EXPECT_THAT(engine.transaction->verify().error().message(),
+              HasSubstr("byte " + std::to_string(arena.memory().bytes - 1)));
+  last = std::byte{0};
+  EXPECT_TRUE(engine.transaction->verify().ok());
+}
+
 TEST_P(TransactionTest, APlanForAnotherEpochIsRefused) {
   Engine engine;
   FakeSource a = engine.source(1), b = engine.source(2);
