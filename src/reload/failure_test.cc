@@ -30,7 +30,8 @@ constexpr auto kCopy = CommitStrategy::kCopy;
 
 // An engine that serves A, and what it was then.
 struct Serving {
-  explicit Serving(const testing::TinyOptions& options = {}) : engine(options) {
+  explicit Serving(const testing::TinyOptions& options = {})
+      : engine(options), options_of_cold(options) {
     FakeSource a = engine.source(1);
     engine.reload(a, kRemap).value();
     graph = capture_sum(engine).value();
@@ -305,38 +306,57 @@ TEST(Prepare, RefusesADerivationThatLeavesBytesUnwrittenAndToleratesDataThatLook
 
 enum class Outcome { kCommitted, kRolledBack, kPoisoned };
 
-// Reloads A -> B under `plans`; checks that the engine is wholly A, wholly B or poisoned, and
-// heals.
-Outcome reload_under(CommitStrategy strategy, std::vector<device::FaultPlan> plans, bool& fired,
-                     const std::string& when, bool roll_back = false) {
-  Serving serving;
+struct Trial {
+  CommitStrategy strategy = kRemap;
+  Fault fault = Fault::kAllocationFails;
+  std::uint64_t at_byte = 0;
+  bool twice = false;         // the next call fails too
+  bool in_roll_back = false;  // the fault strikes in roll_back, not in the reload
+  testing::TinyOptions options = {};
+};
+
+struct Struck {
+  Outcome outcome = Outcome::kPoisoned;
+  bool fired = false;
+};
+
+// Reloads A -> B (and back) with a fault at call `call`; checks that the engine is wholly A, wholly
+// B or poisoned, and that it heals.
+Struck strike(const Trial& trial, std::uint64_t call) {
+  const std::string when =
+      fmt::format("{} {} at call {}, byte {}{}{}", commit_strategy_name(trial.strategy),
+                  device::fault_name(trial.fault), call, trial.at_byte,
+                  trial.twice ? ", twice" : "", trial.in_roll_back ? ", in roll_back" : "");
+  std::vector<device::FaultPlan> plans = {
+      {.fault = trial.fault, .at_call = call, .at_byte = trial.at_byte}};
+  if (trial.twice) plans.push_back({trial.fault, call + 1, trial.at_byte});
+  Serving serving(trial.options);
   Engine& engine = serving.engine;
-  Engine cold;
+  Engine cold(trial.options);
   FakeSource b = engine.source(2), cold_b = cold.source(2);
   cold.reload(cold_b, kRemap).value();
   Status status;
-  if (roll_back) {
-    engine.prepare(b, strategy).value();
+  if (trial.in_roll_back) {
+    engine.prepare(b, trial.strategy).value();
     engine.transaction->commit().value();
     engine.device->arm(std::move(plans));
     status = engine.transaction->roll_back();
   } else {
     engine.device->arm(std::move(plans));
-    status = engine.reload(b, strategy);
+    status = engine.reload(b, trial.strategy);
   }
-  fired = !engine.device->fired().empty();
+  Struck struck{.fired = !engine.device->fired().empty()};
   engine.device->disarm();
-  Outcome outcome = Outcome::kPoisoned;
   switch (engine.transaction->state()) {
     case TransactionState::kCommitted:
-      outcome = Outcome::kCommitted;
-      EXPECT_EQ(status.ok(), !roll_back) << when;
+      struck.outcome = Outcome::kCommitted;
+      EXPECT_EQ(status.ok(), !trial.in_roll_back) << when;
       EXPECT_TRUE(content(engine.registry) == content(cold.registry)) << when;
       EXPECT_EQ(engine.registry.epoch().value, 2u) << when;
       break;
     case TransactionState::kRolledBack:
-      outcome = Outcome::kRolledBack;
-      EXPECT_EQ(status.ok(), roll_back) << when;
+      struck.outcome = Outcome::kRolledBack;
+      EXPECT_EQ(status.ok(), trial.in_roll_back) << when;
       serving.expect_as_before(when);
       break;
     case TransactionState::kPoisoned:
@@ -347,26 +367,19 @@ Outcome reload_under(CommitStrategy strategy, std::vector<device::FaultPlan> pla
   }
   engine.transaction.reset();
   serving.expect_heals();
-  return outcome;
+  return struck;
 }
 
 using Tally = std::map<Outcome, int>;
 
-// One fault at each call of its kind, until none fires; `pair` strikes the next call as well.
-Tally strike_every_call(CommitStrategy strategy, Fault fault, std::uint64_t at_byte, bool pair,
-                        bool roll_back = false) {
+// Strikes each call of the fault's kind, until none is left.
+Tally strike_every_call(const Trial& trial) {
   Tally tally;
-  bool fired = true;
-  for (std::uint64_t call = 0; fired; ++call) {
-    std::vector<device::FaultPlan> plans = {{.fault = fault, .at_call = call, .at_byte = at_byte}};
-    if (pair) plans.push_back({.fault = fault, .at_call = call + 1, .at_byte = at_byte});
-    const std::string when = fmt::format(
-        "{} {} at call {}, byte {}{}{}", commit_strategy_name(strategy), device::fault_name(fault),
-        call, at_byte, pair ? ", twice" : "", roll_back ? ", in roll_back" : "");
-    const Outcome outcome = reload_under(strategy, plans, fired, when, roll_back);
-    if (fired) ++tally[outcome];
+  for (std::uint64_t call = 0;; ++call) {
+    const Struck struck = strike(trial, call);
+    if (!struck.fired) return tally;
+    ++tally[struck.outcome];
   }
-  return tally;
 }
 
 class DeviceFailure : public ::testing::TestWithParam<CommitStrategy> {};
@@ -381,7 +394,8 @@ TEST_P(DeviceFailure, OfOneCallIsUndone) {
                             Fault::kCopyFails, Fault::kLaunchFails}) {
     for (const std::uint64_t at_byte : {0ull, 1ull, 300ull, 4095ull}) {
       if (at_byte > 0 && fault != Fault::kCopyFails) continue;
-      const Tally tally = strike_every_call(GetParam(), fault, at_byte, false);
+      const Tally tally =
+          strike_every_call({.strategy = GetParam(), .fault = fault, .at_byte = at_byte});
       EXPECT_EQ(tally.count(Outcome::kCommitted), 0u) << device::fault_name(fault);
       const bool unused = fault == (remap ? Fault::kCopyFails : Fault::kExchangeFails);
       EXPECT_EQ(tally.empty(), unused) << device::fault_name(fault);
@@ -390,21 +404,37 @@ TEST_P(DeviceFailure, OfOneCallIsUndone) {
   }
 }
 
+TEST(DeviceFailureOfALargeArena, PutsBackTheBlocksThatWereSwapped) {
+  const testing::TinyOptions options{.layers = 2, .experts = 2, .big_rows = 5'000};
+  const Tally tally = strike_every_call(
+      {.strategy = kCopy, .fault = Fault::kCopyFails, .at_byte = 100'000, .options = options});
+  EXPECT_EQ(tally.count(Outcome::kPoisoned), 0u);
+  // Two writes for each of the three blocks of the weights and for the constants' one.
+  EXPECT_EQ(tally.at(Outcome::kRolledBack), 2 * (3 + 1));
+}
+
 TEST_P(DeviceFailure, OfTheUndoPoisonsAndACompleteReloadHeals) {
   const Fault fault = GetParam() == kRemap ? Fault::kExchangeFails : Fault::kCopyFails;
-  EXPECT_GT(strike_every_call(GetParam(), fault, 5, true)[Outcome::kPoisoned], 0);
-  EXPECT_GT(strike_every_call(GetParam(), Fault::kProtectFails, 0, true)[Outcome::kPoisoned], 0);
-  EXPECT_GT(strike_every_call(GetParam(), Fault::kDeviceLost, 0, false)[Outcome::kPoisoned], 0);
+  for (const Trial& trial :
+       {Trial{.fault = fault, .at_byte = 5, .twice = true},
+        Trial{.fault = Fault::kProtectFails, .twice = true}, Trial{.fault = Fault::kDeviceLost}}) {
+    Trial with_strategy = trial;
+    with_strategy.strategy = GetParam();
+    EXPECT_GT(strike_every_call(with_strategy)[Outcome::kPoisoned], 0);
+  }
 }
 
 TEST_P(DeviceFailure, InARollBackLeavesTheCommitOrPoisons) {
   const Fault fault = GetParam() == kRemap ? Fault::kExchangeFails : Fault::kCopyFails;
-  const Tally once = strike_every_call(GetParam(), fault, 7, false, true);
+  Trial trial{.strategy = GetParam(), .fault = fault, .at_byte = 7, .in_roll_back = true};
+  const Tally once = strike_every_call(trial);
   EXPECT_GT(once.at(Outcome::kCommitted), 0);
   EXPECT_EQ(once.count(Outcome::kPoisoned), 0u);
-  EXPECT_GT(strike_every_call(GetParam(), fault, 7, true, true)[Outcome::kPoisoned], 0);
-  strike_every_call(GetParam(), Fault::kProtectFails, 0, false, true);
-  strike_every_call(GetParam(), Fault::kDeviceLost, 0, false, true);
+  trial.twice = true;
+  EXPECT_GT(strike_every_call(trial)[Outcome::kPoisoned], 0);
+  for (const Fault other : {Fault::kProtectFails, Fault::kDeviceLost}) {
+    strike_every_call({.strategy = GetParam(), .fault = other, .in_roll_back = true});
+  }
 }
 
 TEST_P(DeviceFailure, OfAFirstLoadLeavesEpochZero) {
