@@ -18,7 +18,7 @@ namespace holdfast::cli {
 
 inline constexpr std::size_t kMaxInputBytes = std::size_t{1} << 30;
 inline constexpr std::size_t kMaxLineBytes = std::size_t{64} << 20;
-inline constexpr std::size_t kMaxLines = 1'000'000;
+inline constexpr std::size_t kMaxLines = std::size_t{1} << 18;
 inline constexpr int kMaxJsonDepth = 2;  // an object, and arrays in it
 inline constexpr std::size_t kMaxFields = 64;
 inline constexpr std::size_t kMaxArrayItems = std::size_t{1} << 24;

@@ -1,7 +1,6 @@
 #include "drill/count.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -131,9 +130,12 @@ DrillCount figures(const Counts& counts, const std::set<std::string>* names) {
 }
 
 std::string listed(std::string_view what, const Names& names) {
-  const std::size_t shown = std::min(names.size(), kShownNames);
-  std::string text = fmt::format("{} ({}): {}", what, names.size(),
-                                 fmt::join(names.begin(), names.begin() + shown, ", "));
+  std::string text = fmt::format("{} ({}):", what, names.size());
+  std::size_t shown = 0;
+  while (shown < names.size() && shown < kShownNames && text.size() < kShownBytes) {
+    text += fmt::format("{}{}", shown == 0 ? " " : ", ", names[shown]);
+    ++shown;
+  }
   if (shown < names.size()) text += fmt::format(", and {} more", names.size() - shown);
   return text;
 }

@@ -46,8 +46,9 @@ struct Counts {
 // The figures over `names`, or over all slots when it is null.
 DrillCount figures(const Counts& counts, const std::set<std::string>* names);
 
-// "slots moved (3): a, b, c": at most kShownNames of them.
+// "slots moved (3): a, b, c": at most kShownNames of them, and none behind kShownBytes.
 inline constexpr std::size_t kShownNames = 6;
+inline constexpr std::size_t kShownBytes = 240;
 std::string listed(std::string_view what, const Names& names);
 
 }  // namespace holdfast::drill

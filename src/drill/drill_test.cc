@@ -116,6 +116,8 @@ TEST(DrillCount, AListIsCutAndSaysHowManyThereAre) {
   const Names many(kShownNames + 3, "z");
   EXPECT_NE(listed("slots moved", many).find("(9)"), std::string::npos);
   EXPECT_NE(listed("slots moved", many).find("and 3 more"), std::string::npos);
+  const Names wide(3, std::string(kShownBytes, 'w'));
+  EXPECT_NE(listed("slots moved", wide).find("and 2 more"), std::string::npos);
 }
 
 TEST(DrillTokens, EqualRunsDoNotDifferEvenWithNaN) {

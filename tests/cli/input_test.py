@@ -124,6 +124,13 @@ class WrongInput(harness.TestCase):
             with self.subTest(path=path):
                 self.check_fails(run("generate", "--model", MODEL_A, "--input", path), 1, *words)
 
+    def test_limits_of_an_input_are_named(self):
+        for text, words in ((b'{"text": ""}\n' * (2**18 + 1), [f"stdin:{2**18 + 1}", "lines"]),
+                            (b'{"text": "' + b"a" * 2**26 + b'"}\n', ["stdin:1", str(2**26)])):
+            with self.subTest(words=words):
+                done = run("tokenize", "--model", MODEL_A, "--input", "-", stdin=text)
+                self.check_fails(done, 1, *words)
+
     def test_prompt_that_is_not_utf8_is_an_error(self):
         done = run("generate", "--model", MODEL_A, "--prompt", os.fsdecode(b"ab\xff"))
         self.check_fails(done, 1, "--prompt", "UTF-8")
