@@ -178,6 +178,72 @@ TEST_P(Reload, AFailedExchangeRollsBackAndTheOldWeightsServeOn) {
 
 // ------------------------------------------------------------------------------ commits
 
+// A device whose memory goes bad in the very moment of the exchange.
+class TamperingDevice final : public device::Device {
+ public:
+  bool tamper = false;
+  device::DeviceKind kind() const override { return inner_->kind(); }
+  std::string name() const override { return inner_->name(); }
+  std::size_t page_bytes() const override { return inner_->page_bytes(); }
+  Result<device::Memory> allocate(std::size_t bytes) override { return inner_->allocate(bytes); }
+  void free(device::Memory memory) override { inner_->free(memory); }
+  Status protect(device::Memory memory, device::Protection protection) override {
+    return inner_->protect(memory, protection);
+  }
+  Status exchange_backing(device::Memory a, device::Memory b) override {
+    HF_TRY(inner_->exchange_backing(a, b));
+    if (!tamper) return {};
+    HF_TRY(inner_->protect(a, device::Protection::kReadWrite));
+    *a.address ^= std::byte{1};
+    return inner_->protect(a, device::Protection::kReadOnly);
+  }
+  device::MemoryUsage usage() const override { return inner_->usage(); }
+  void reset_peak() override { inner_->reset_peak(); }
+  Status write(std::byte* to, const std::byte* from, std::size_t bytes) override {
+    return inner_->write(to, from, bytes);
+  }
+  Status read(std::byte* to, const std::byte* from, std::size_t bytes) override {
+    return inner_->read(to, from, bytes);
+  }
+  bool host_addressable() const override { return inner_->host_addressable(); }
+  Result<std::unique_ptr<device::Stream>> create_stream(int workers) override {
+    return inner_->create_stream(workers);
+  }
+
+ private:
+  std::unique_ptr<device::Device> inner_ = device::make_cpu_device();
+};
+
+TEST(ReloadCommit, WeightsThatFailTheirVerificationAreRolledBackWithWhatTheyComputed) {
+  auto owned = std::make_unique<TamperingDevice>();
+  TamperingDevice& memory = *owned;
+  const auto core = EngineCore::open(test_options(model_a()), std::move(owned)).value();
+  const auto before = run_together(*core, greedy_requests(prompts_a()));
+  ASSERT_TRUE(core->submit(greedy_request(prompts_a()[1])).ok());
+  Transcript live;
+  step_into(*core, live);
+  ASSERT_TRUE(core->begin_reload(model_b(), {.commit = "remap", .commit_when_ready = false,
+                                             .inject = {}}).ok());
+  step_while_staging(*core, 0, live);
+  memory.tamper = true;
+  ASSERT_TRUE(core->commit_reload().ok());
+  memory.tamper = false;
+  // May run under the bad epoch, or find it rolled back already; either way nothing of it stays.
+  step_into(*core, live);
+  const auto report = core->finish_reload();
+  ASSERT_FALSE(report.ok());
+  EXPECT_EQ(report.error().code(), ErrorCode::kCorrupt);
+  EXPECT_EQ(core->last_reload()->state, "rolled_back");
+  EXPECT_EQ(core->epoch(), 1u);
+  EXPECT_FALSE(core->poisoned());
+  while (!core->idle()) step_into(*core, live);
+  const bool touched = std::find(live.epochs.begin(), live.epochs.end(), 2u) != live.epochs.end();
+  EXPECT_EQ(live.reason, touched ? FinishReason::kAbort : FinishReason::kLength);
+  expect_same_tokens(run_together(*core, greedy_requests(prompts_a())), before);
+  ASSERT_TRUE(core->begin_reload(model_b(), {}).ok());
+  EXPECT_TRUE(core->finish_reload().ok());
+}
+
 TEST(ReloadCommit, AReadyReloadCommitsByItselfBetweenTwoSteps) {
   const auto expected = cold_tokens(model_b());
   const auto core = open_core(test_options(model_a()));

@@ -239,6 +239,9 @@ bool Reloader::settle() {
     poisoned_ = "the reload that was to replace poisoned weights was rolled back";
   }
   finish(ReloadPhase::kFailed, *verify_error_);
+  if (!rolled_back.ok()) {
+    report_->state = reload::transaction_state_name(reload::TransactionState::kPoisoned);
+  }
   return true;
 }
 

@@ -1,0 +1,140 @@
+// The queue alone, over logits that the test makes up: what the whole engine cannot be made to show.
+#include "engine/request_queue.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <map>
+
+namespace holdfast::engine {
+namespace {
+
+constexpr std::int64_t kVocab = 4;
+
+Settings small_settings() {
+  Settings settings;
+  settings.max_context = 64;
+  settings.max_sequences = 2;
+  settings.prefill_chunk = 8;
+  settings.max_rows = 8;
+  settings.page_count = 8;
+  return settings;
+}
+
+class Queue : public testing::Test {
+ protected:
+  RequestId submit(std::int64_t prompt_tokens, std::int64_t max_tokens) {
+    Request request;
+    request.prompt_ids.assign(static_cast<std::size_t>(prompt_tokens), 1);
+    request.max_tokens = max_tokens;
+    return queue_.submit(std::move(request)).value();
+  }
+
+  // One step at `epoch`; every wanted row gets logits that choose token 2, except where spoiled.
+  Status step(std::uint64_t epoch, std::map<std::int64_t, float> spoiled = {}) {
+    HF_TRY(queue_.admit([this](std::int32_t row, std::span<const std::int32_t> pages) -> Status {
+      tables_[row] = std::vector<std::int32_t>(pages.begin(), pages.end());
+      return table_error_ ? Status(*table_error_) : Status();
+    }));
+    rows_ = queue_.plan_batch().rows;
+    return queue_.take_results(
+        [&](std::int64_t index) -> Result<std::span<const float>> {
+          logits_.assign(kVocab, 0.0f);
+          logits_[2] = spoiled.contains(index) ? spoiled.at(index) : 5.0f;
+          return std::span<const float>(logits_);
+        },
+        epoch);
+  }
+
+  RequestQueue queue_{small_settings(), {.size = kVocab, .eos_token_ids = {3}}};
+  std::vector<StepRow> rows_;
+  std::vector<float> logits_;
+  std::map<std::int32_t, std::vector<std::int32_t>> tables_;
+  std::optional<Error> table_error_;
+};
+
+TEST_F(Queue, ARequestWhoseLogitsAreNotFiniteEndsAndTheOthersGoOn) {
+  const RequestId bad = submit(2, 3);
+  const RequestId good = submit(3, 3);
+  ASSERT_TRUE(step(1).ok());
+  EXPECT_EQ(queue_.take_events().size(), 2u);
+  const Status broken = step(1, {{0, std::numeric_limits<float>::quiet_NaN()}});
+  ASSERT_FALSE(broken.ok());
+  EXPECT_EQ(broken.error().code(), ErrorCode::kDevice);
+  EXPECT_NE(broken.error().message().find("request 1"), std::string::npos);
+  auto events = queue_.take_events();
+  ASSERT_EQ(events.size(), 2u);
+  EXPECT_EQ(events[0].request, bad);
+  EXPECT_EQ(events[0].finish_reason, FinishReason::kAbort);
+  EXPECT_FALSE(events[0].token.has_value());
+  EXPECT_EQ(events[1].request, good);
+  EXPECT_TRUE(events[1].token.has_value());
+  ASSERT_TRUE(step(1).ok());
+  EXPECT_EQ(queue_.take_events().front().finish_reason, FinishReason::kLength);
+  EXPECT_TRUE(queue_.idle());
+}
+
+TEST_F(Queue, ARollBackEndsWhatALaterEpochComputedAndNothingElse) {
+  const RequestId touched = submit(2, 9);
+  ASSERT_TRUE(step(2).ok());
+  EXPECT_EQ(queue_.take_events().size(), 1u);
+  const RequestId untouched = submit(2, 1);
+  queue_.abort_computed_after(1);
+  const auto events = queue_.take_events();
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(events[0].request, touched);
+  EXPECT_EQ(events[0].finish_reason, FinishReason::kAbort);
+  ASSERT_TRUE(step(1).ok());
+  const auto rest = queue_.take_events();
+  ASSERT_EQ(rest.size(), 1u);
+  EXPECT_EQ(rest[0].request, untouched);
+  EXPECT_EQ(rest[0].token->epoch, 1u);
+}
+
+TEST_F(Queue, PlanningTwiceGivesTheSameRows) {
+  submit(20, 2);
+  ASSERT_TRUE(step(1).ok());
+  const auto first = queue_.plan_batch().rows;
+  const auto second = queue_.plan_batch().rows;
+  ASSERT_EQ(first.size(), 8u);
+  for (std::size_t i = 0; i < first.size(); ++i) {
+    EXPECT_EQ(first[i].position, second[i].position);
+    EXPECT_EQ(first[i].position, 8 + static_cast<std::int32_t>(i));
+    EXPECT_EQ(first[i].kv_slot, second[i].kv_slot);
+    EXPECT_FALSE(first[i].wants_logits);
+  }
+}
+
+TEST_F(Queue, ATableThatCannotBeWrittenLeavesTheRequestWaiting) {
+  submit(2, 1);
+  table_error_ = Error(ErrorCode::kDevice, "the device is busy");
+  EXPECT_FALSE(step(1).ok());
+  table_error_.reset();
+  ASSERT_TRUE(step(1).ok());
+  EXPECT_EQ(queue_.take_events().front().finish_reason, FinishReason::kLength);
+}
+
+TEST_F(Queue, PagesAreReservedForAllThatARequestMayStore) {
+  submit(20, 13);  // 32 positions: the last token needs none
+  ASSERT_TRUE(step(1).ok());
+  EXPECT_EQ(tables_.at(0).size(), 2u);
+  submit(20, 14);
+  ASSERT_TRUE(step(1).ok());
+  EXPECT_EQ(tables_.at(1).size(), 3u);
+}
+
+TEST_F(Queue, AStopTokenOfTheRequestEndsIt) {
+  Request request;
+  request.prompt_ids = {0};
+  request.max_tokens = 2;
+  request.sampling = {.temperature = 1e-6f, .seed = 1};
+  request.stop_token_ids = {2};
+  ASSERT_TRUE(queue_.submit(request).ok());
+  ASSERT_TRUE(step(1).ok());
+  const auto events = queue_.take_events();
+  EXPECT_EQ(events.front().finish_reason, FinishReason::kStop);
+  EXPECT_EQ(events.front().token->id, 2);
+}
+
+}  // namespace
+}  // namespace holdfast::engine
