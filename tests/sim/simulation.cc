@@ -1,0 +1,326 @@
+#include "simulation.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "device/cpu/cpu_device.h"
+
+namespace holdfast::sim {
+
+namespace {
+
+constexpr std::size_t kMaxOpenRequests = 10;
+constexpr int kMaxDrainSteps = 4000;
+
+}  // namespace
+
+Simulation::Simulation(const SimulationOptions& options, FaultTable& table)
+    : options_(options), table_(table), rng_(options.seed) {}
+
+Simulation::~Simulation() = default;
+
+Error Simulation::violation(const std::string& what) const {
+  return make_error(ErrorCode::kMismatch, "event {} ({}): {}", event_index_, event_name_, what);
+}
+
+void Simulation::log(const std::string& line) const {
+  if (options_.verbose) std::printf("%4d  %s\n", event_index_, line.c_str());
+}
+
+Status Simulation::run() {
+  event_name_ = "open";
+  HF_TRY(open());
+  HF_TRY(check("open"));
+  for (event_index_ = 1; event_index_ <= options_.events; ++event_index_) {
+    clock_.advance_ns(static_cast<std::int64_t>(below(1'000'000)));
+    HF_TRY(event());
+    HF_TRY(check(event_name_));
+    ++table_.events;
+  }
+  event_name_ = "drain";
+  HF_TRY(drain());
+  HF_TRY(check("drain"));
+  HF_TRY(check_census());
+  HF_TRY(check_requests());
+  ++table_.seeds;
+  return {};
+}
+
+// ------------------------------------------------------------------------------ the engine
+
+Status Simulation::open() {
+  shape_ = draw_shape(rng_);
+  log(shape_.to_string());
+  for (int i = 0; i < 3; ++i) {
+    versions_.push_back({.weights = {.seed = rng_.next(), .shards = 1 + static_cast<int>(below(3))},
+                         .directory = temp_ / ("version-" + std::to_string(i))});
+  }
+  HF_ASSIGN(engine_options_.model_directory, directory_of(0));
+  engine_options_.threads = 1;
+  engine_options_.max_context = shape_.positions - static_cast<std::int64_t>(below(3));
+  engine_options_.max_sequences = 1 + static_cast<std::int64_t>(below(5));
+  engine_options_.prefill_chunk = 1 + static_cast<std::int64_t>(below(9));
+  if (one_in(2)) {
+    engine_options_.kv_tokens =
+        engine_options_.max_context + static_cast<std::int64_t>(below(64));
+  }
+  engine_options_.kernels = one_in(4) ? "reference" : "fast";
+  engine_options_.experts = one_in(3) ? "reference" : "auto";
+  engine_options_.commit = one_in(2) ? "copy" : "remap";
+
+  reference_ = std::make_unique<Reference>(
+      engine_options_, [this](std::size_t version) { return directory_of(version).value(); });
+  HF_TRY(reference_->digests(0));
+  hooks_.on_read = [this](std::uint64_t read) { on_source_read(read); };
+  hooks_.abort = [this] { static_cast<void>(core_->abort_reload()); };
+
+  auto device = std::make_unique<device::SimDevice>(device::make_cpu_device());
+  device_ = device.get();
+  engine::EngineParts parts;
+  parts.device = std::move(device);
+  parts.clock = &clock_;
+  parts.reloader.on_calling_thread = true;
+  parts.reloader.open_source =
+      [this](const std::string& directory) -> Result<std::unique_ptr<reload::Source>> {
+    HF_ASSIGN(std::shared_ptr<const checkpoint::Checkpoint> checkpoint,
+              checkpoint::Checkpoint::open(directory));
+    return std::unique_ptr<reload::Source>(
+        std::make_unique<FaultySource>(reload::make_checkpoint_source(std::move(checkpoint)),
+                                       directory, source_fault_, hooks_, source_fired_));
+  };
+  HF_ASSIGN(core_, engine::EngineCore::open(engine_options_, std::move(parts)));
+  for (const storage::Slot& slot : core_->runtime().registry().slots()) {
+    addresses_.push_back(slot.range.begin);
+  }
+  return {};
+}
+
+Status Simulation::drain() {
+  disarm();
+  if (open_ && one_in(2) && core_->reload_phase() == ReloadPhase::kReady) HF_TRY(abort_reload());
+  if (open_) HF_TRY(finish_reload(false));
+  if (expected_.poisoned) {
+    HF_TRY(begin_reload(false));
+    HF_TRY(finish_reload(false));
+    if (expected_.poisoned) return violation("a complete reload did not heal a poisoned engine");
+  }
+  for (int steps = 0; !core_->idle(); ++steps) {
+    if (steps == kMaxDrainSteps) return violation("requests run on for ever");
+    HF_TRY(step(true));
+  }
+  return {};
+}
+
+// ------------------------------------------------------------------------------ events
+
+Status Simulation::event() {
+  const ReloadPhase phase = core_->reload_phase();
+  const std::uint64_t draw = below(100);
+  if (draw < 14) return submit();
+  if (draw < 16) return submit_invalid();
+  if (draw < 19) return cancel_request();
+  if (draw < 21) return pressure();
+  if (draw < 45) {
+    if (!open_) return begin_reload(true);
+    if (phase == ReloadPhase::kReady) {
+      if (one_in(12)) return abort_reload();
+      return one_in(3) ? finish_reload(true) : commit_reload();
+    }
+    if (one_in(6) && !stray_pending_) return stray_write();
+    return finish_reload(true);
+  }
+  return step(false);
+}
+
+Request Simulation::draw_request() {
+  Request request;
+  const auto context = static_cast<std::uint64_t>(engine_options_.max_context);
+  const std::uint64_t length = 1 + below(one_in(6) ? context : std::min<std::uint64_t>(context, 9));
+  for (std::uint64_t i = 0; i < length; ++i) {
+    request.prompt_ids.push_back(
+        static_cast<std::int32_t>(below(static_cast<std::uint64_t>(shape_.vocab))));
+  }
+  request.max_tokens = static_cast<std::int64_t>(below(one_in(5) ? 40 : 12));
+  request.ignore_eos = one_in(2);
+  request.prompt_logprobs = one_in(4);
+  if (one_in(4)) {
+    request.stop_token_ids.push_back(
+        static_cast<std::int32_t>(below(static_cast<std::uint64_t>(shape_.vocab))));
+  }
+  if (one_in(2)) {
+    Sampling& sampling = request.sampling;
+    sampling.temperature = 0.2f + 1.5f * static_cast<float>(rng_.next_unit());
+    sampling.seed = rng_.next();
+    if (one_in(2)) sampling.top_k = static_cast<std::int32_t>(1 + below(9));
+    if (one_in(2)) sampling.top_p = 0.1f + 0.9f * static_cast<float>(rng_.next_unit());
+    if (one_in(3)) sampling.min_p = 0.3f * static_cast<float>(rng_.next_unit());
+  }
+  return request;
+}
+
+std::size_t Simulation::open_requests() const {
+  return static_cast<std::size_t>(std::count_if(
+      requests_.begin(), requests_.end(),
+      [](const auto& tracked) { return !tracked->record.reason.has_value(); }));
+}
+
+Status Simulation::submit() {
+  event_name_ = "submit";
+  if (open_requests() >= kMaxOpenRequests) return {};
+  auto tracked = std::make_unique<Tracked>();
+  RequestRecord& record = tracked->record;
+  record.request = draw_request();
+  const auto prompt_tokens = static_cast<std::int64_t>(record.request.prompt_ids.size());
+  record.output_limit =
+      std::min(record.request.max_tokens, engine_options_.max_context - prompt_tokens + 1);
+  record.first_version = expected_.version;
+  Request request = record.request;
+  if (!one_in(4)) {
+    Tracked* const seen = tracked.get();
+    request.prompt_logits = [seen](std::int64_t position, std::span<const float> logits) {
+      if (position != static_cast<std::int64_t>(seen->record.prompt.size())) {
+        seen->problem = fmt::format("prompt position {} was told after {} others", position,
+                                    seen->record.prompt.size());
+      }
+      seen->record.prompt.push_back(
+          {.version = 0, .logits = base::digest_of(std::as_bytes(logits))});
+      ++seen->unresolved;
+    };
+  }
+  const auto id = core_->submit(std::move(request));
+  log(fmt::format("submit {} tokens, {} to come", prompt_tokens, record.output_limit));
+  if (expected_.poisoned) {
+    if (id.ok() || id.error().code() != ErrorCode::kPoisoned) {
+      return violation("a poisoned engine took a request");
+    }
+    return {};
+  }
+  if (!id.ok()) return violation("a valid request was refused: " + id.error().to_string());
+  record.id = *id;
+  requests_.push_back(std::move(tracked));
+  return {};
+}
+
+Status Simulation::submit_invalid() {
+  event_name_ = "submit invalid";
+  Request request = draw_request();
+  switch (below(5)) {
+    case 0: request.prompt_ids.clear(); break;
+    case 1: request.prompt_ids.back() = static_cast<std::int32_t>(shape_.vocab); break;
+    case 2: request.prompt_ids.resize(static_cast<std::size_t>(engine_options_.max_context) + 1);
+            break;
+    case 3: request.max_tokens = -1; break;
+    default: request.sampling.top_p = 0; break;
+  }
+  const auto id = core_->submit(std::move(request));
+  const ErrorCode wanted = expected_.poisoned ? ErrorCode::kPoisoned : ErrorCode::kInvalidArgument;
+  if (id.ok() || id.error().code() != wanted) return violation("an invalid request was taken");
+  return {};
+}
+
+Status Simulation::cancel_request() {
+  event_name_ = "cancel";
+  for (const auto& tracked : requests_) {
+    if (tracked->record.reason || tracked->record.cancelled || !one_in(2)) continue;
+    log(fmt::format("cancel request {}", tracked->record.id.value));
+    const Status status = core_->cancel(tracked->record.id);
+    // Its end may be on its way already.
+    if (!status.ok() && status.error().code() != ErrorCode::kNotFound) {
+      return violation("cancel: " + status.error().to_string());
+    }
+    tracked->record.cancelled = status.ok();
+    return {};
+  }
+  return {};
+}
+
+Status Simulation::pressure() {
+  event_name_ = "allocation pressure";
+  const Status status = core_->allocation_pressure(static_cast<std::int64_t>(1 + below(6)),
+                                                   static_cast<std::int64_t>(1 + below(1 << 16)));
+  if (!status.ok()) return violation("pressure: " + status.error().to_string());
+  return {};
+}
+
+// ------------------------------------------------------------------------------ a step
+
+// `nested`: in the middle of staging, or after all is over: no new faults.
+Status Simulation::step(bool nested) {
+  if (!nested) {
+    event_name_ = "step";
+    if (one_in(8)) arm(Phase::kStep);
+  }
+  const ReloadPhase before = core_->reload_phase();
+  const auto events = core_->step();
+  const Fired fired = take_fired();
+  if (!nested) disarm();
+  ++table_.steps;
+  HF_TRY(observe(before, fired));
+  HF_TRY(resolve_prompts());
+  if (events.ok()) {
+    if (expected_.poisoned) return violation("a poisoned engine ran a step");
+    return take_events(*events);
+  }
+  log("step: " + events.error().to_string());
+  if (expected_.poisoned) {
+    if (events.error().code() == ErrorCode::kPoisoned) return {};
+    return violation("a step of a poisoned engine: " + events.error().to_string());
+  }
+  if (events.error().code() != ErrorCode::kDevice || fired.empty()) {
+    return violation("a step failed without a fault: " + events.error().to_string());
+  }
+  note(fired, Outcome::kServedOn);
+  return {};
+}
+
+// What the callbacks of this step saw was computed under the weights that are live now.
+Status Simulation::resolve_prompts() {
+  for (const auto& tracked : requests_) {
+    if (!tracked->problem.empty()) return violation(tracked->problem);
+    auto& prompt = tracked->record.prompt;
+    if (tracked->unresolved == 0) continue;
+    if (expected_.poisoned) return violation("a poisoned engine told prompt logits");
+    for (std::size_t i = prompt.size() - tracked->unresolved; i < prompt.size(); ++i) {
+      prompt[i].version = expected_.version;
+    }
+    tracked->unresolved = 0;
+    tracked->last_commit = commit_serial_;
+  }
+  return {};
+}
+
+Status Simulation::take_events(const std::vector<Event>& events) {
+  for (const Event& event : events) {
+    const auto at = std::find_if(requests_.begin(), requests_.end(), [&](const auto& tracked) {
+      return tracked->record.id == event.request;
+    });
+    if (at == requests_.end()) return violation("an event of an unknown request");
+    Tracked& tracked = **at;
+    RequestRecord& record = tracked.record;
+    if (record.reason) {
+      return violation(fmt::format("request {} went on after its end", record.id.value));
+    }
+    if (!event.prompt_logprobs.empty()) record.prompt_logprobs = event.prompt_logprobs;
+    if (event.token) {
+      if (event.token->epoch != expected_.epoch) {
+        return violation(fmt::format("request {}: a token of epoch {} in a step of epoch {}",
+                                     record.id.value, event.token->epoch, expected_.epoch));
+      }
+      if (tracked.must_abort) return violation("a request outlived the weights of its keys");
+      record.generated.push_back({.token = *event.token, .version = expected_.version});
+      tracked.last_commit = commit_serial_;
+      ++table_.tokens;
+    }
+    if (!event.finish_reason) continue;
+    record.reason = event.finish_reason;
+    if (*record.reason == FinishReason::kAbort && !record.cancelled && !tracked.may_abort) {
+      return violation(fmt::format("request {} was aborted by nobody", record.id.value));
+    }
+  }
+  return {};
+}
+
+}  // namespace holdfast::sim

@@ -1,0 +1,150 @@
+// One simulation: a random small model served by an engine on a device with faults, a random
+// schedule of requests, reloads, cancels and faults, and after every event the invariants of
+// DESIGN section 4. All of it follows from the seed. Test code; one thread.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/rng.h"
+#include "device/sim/sim_device.h"
+#include "engine/engine_core.h"
+#include "faults.h"
+#include "faulty_source.h"
+#include "models.h"
+#include "reference.h"
+
+namespace holdfast::sim {
+
+struct SimulationOptions {
+  std::uint64_t seed = 0;
+  int events = 60;
+  bool verbose = false;  // prints every event
+  // A defect that the engine is given (ReloadOptions::inject): the simulation must notice.
+  std::string inject;
+};
+
+class Simulation {
+ public:
+  // Adds what happens to `table`, which must outlive the simulation.
+  Simulation(const SimulationOptions& options, FaultTable& table);
+  ~Simulation();
+
+  // Errors: the first violation, with the event in whose course it was seen.
+  Status run();
+
+ private:
+  struct Version {
+    WeightsSpec weights;
+    std::string directory;
+    bool written = false;
+  };
+  // What the engine must be.
+  struct Expected {
+    std::size_t version = 0;
+    std::uint64_t epoch = 1;
+    bool poisoned = false;
+    std::vector<FaultKind> poisoned_by = {};
+  };
+  struct OpenReload {
+    std::size_t version = 0;
+    std::string strategy = {};
+    Expected before = {};
+    std::vector<FaultKind> causes = {};  // why it may fail
+    bool committed = false;
+    std::uint64_t commit_serial = 0;
+  };
+  struct Tracked {
+    RequestRecord record = {};
+    // The prompt positions of the step that runs now: their version is known once it has returned.
+    std::size_t unresolved = 0;
+    std::uint64_t last_commit = 0;  // under which it was computed last
+    bool must_abort = false, may_abort = false;
+    std::string problem = {};  // seen in a callback
+  };
+  using Fired = std::vector<FaultKind>;
+  enum class Phase : std::uint8_t { kStaging, kCommit, kStep };
+
+  // simulation.cc: the life of a seed, and the events that touch no reload.
+  Status open();
+  Status event();
+  Status drain();
+  Status submit();
+  Status submit_invalid();
+  Status cancel_request();
+  Status pressure();
+  Status step(bool nested);
+  Status take_events(const std::vector<Event>& events);
+  Status resolve_prompts();
+  Request draw_request();
+  std::size_t open_requests() const;
+
+  // reload_events.cc: what a reload goes through, and what that means for the engine.
+  Status begin_reload(bool may_fail);
+  Status commit_reload();
+  Status finish_reload(bool may_fail);
+  Status abort_reload();
+  Status stray_write();
+  std::string prepare_directory(FaultKind kind, std::size_t version);
+  FaultKind draw_reload_fault();  // kNone: none
+  std::size_t draw_version();
+  std::size_t zero_version();
+  Result<std::string> directory_of(std::size_t version);
+  void on_source_read(std::uint64_t read);
+  void arm(Phase phase);
+  Fired take_fired();
+  void disarm();
+  // Follows the engine from `before` and tells whether it went where it may.
+  Status observe(ReloadPhase before, const Fired& fired);
+  Status on_committed();
+  Status on_failed(ReloadPhase before);
+  void note(const Fired& kinds, Outcome outcome);
+
+  // invariants.cc
+  Status check(const std::string& after);
+  Status check_slots();
+  Status check_leaks();
+  Status check_census();
+  Status check_requests();
+
+  Error violation(const std::string& what) const;
+  void log(const std::string& line) const;
+  std::uint64_t below(std::uint64_t bound) { return rng_.next_below(bound); }
+  bool one_in(std::uint64_t count) { return below(count) == 0; }
+
+  SimulationOptions options_;
+  FaultTable& table_;
+  base::Rng rng_;
+  TempDirectory temp_;
+  ModelShape shape_;
+  EngineOptions engine_options_;
+  std::vector<Version> versions_;
+  base::ManualClock clock_;
+  std::unique_ptr<Reference> reference_;
+
+  SourceHooks hooks_;
+  std::optional<SourceFault> source_fault_;
+  bool source_fired_ = false;
+  Status nested_violation_;
+  int nested_steps_ = 0;
+
+  std::unique_ptr<engine::EngineCore> core_;
+  device::SimDevice* device_ = nullptr;  // the core's
+  std::map<device::Fault, std::uint64_t> fired_before_;
+  Expected expected_;
+  std::optional<OpenReload> open_;
+  bool stray_pending_ = false;
+  std::uint64_t commit_serial_ = 1;
+  std::vector<std::unique_ptr<Tracked>> requests_;
+  std::vector<std::uintptr_t> addresses_;
+  std::size_t live_bytes_ = 0, descriptors_ = 0, threads_ = 0;
+  int event_index_ = 0;
+  std::string event_name_;
+};
+
+}  // namespace holdfast::sim
