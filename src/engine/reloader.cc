@@ -140,6 +140,8 @@ Status Reloader::stage() {
 void Reloader::finish(ReloadPhase phase, std::optional<Error> error) {
   failure_ = std::move(error);
   report_ = make_report();
+  // Whatever it still holds of the device's memory is given back, also when it could not roll back.
+  transaction_.reset();
   // The engine thread asks for nothing more from the transaction once the phase says so.
   phase_.store(phase, std::memory_order_release);
   changed_.notify_all();
