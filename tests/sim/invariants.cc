@@ -83,8 +83,7 @@ Status Simulation::check_leaks() {
     threads_ = threads;
     return {};
   }
-  // A poisoned engine may hold on to what it could not put back.
-  if (live_bytes != live_bytes_ && !expected_.poisoned) {
+  if (live_bytes != live_bytes_) {
     return violation(fmt::format("{} bytes of device memory are live, {} were before any reload",
                                  live_bytes, live_bytes_));
   }
