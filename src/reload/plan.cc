@@ -9,11 +9,11 @@
 namespace holdfast::reload {
 namespace {
 
-// Measured (cpu-facts.md): remapping 1 GiB of touched pages takes 0.4 to 0.5 ms. The rest of a swap
-// is system calls: three mremap and one mprotect for each arena.
-constexpr double kRemapUsPerGib = 510.0;
-constexpr double kRemapUsPerArena = 10.0;
-// Two reads and two writes per byte on the one thread that commits (bench/RESULTS.md).
+// Fitted to reload_bench on a 2-core AMD EPYC (Zen 5) with other work running: the two mremap calls
+// alone take 410 to 510 us per GiB there, and the rest of a swap is system calls per arena.
+constexpr double kRemapUsPerGib = 800.0;
+constexpr double kRemapUsPerArena = 60.0;
+// Two reads and two writes of memory per byte, on the one thread that commits.
 constexpr double kSwapBytesPerUs = 8000.0;
 
 // How many defects an error spells out before it counts the rest.
