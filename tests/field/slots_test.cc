@@ -290,7 +290,8 @@ TEST(FieldDefects, AnIndexThatIsMemoisedOutsideOfTheSlotsFailsTheCapture) {
       reinterpret_cast<const std::int32_t*>(pool.address)};
   for (const std::int32_t* index : places) {
     const auto graph = captured(index);
-    ASSERT_FALSE(graph.ok());
+    EXPECT_FALSE(graph.ok());
+    if (graph.ok()) continue;
     EXPECT_EQ(graph.error().code(), ErrorCode::kMismatch);
     EXPECT_THAT(graph.error().message(), HasSubstr("which no operand declares"));
   }

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "reload/reload_fixture.h"
 
@@ -135,6 +136,19 @@ TEST_F(FieldSource, WithTheNamesOfAWrapperIsRefusedAndToldTheNearestNames) {
     }
   }
   expect_refused(second, {"language_model.layers.2."});
+}
+
+TEST_F(FieldSource, OfAModelOfAnotherSizeIsRefusedByTheFieldThatDiffers) {
+  const std::vector<std::pair<std::string, std::function<void(config::ModelConfig&)>>> cases = {
+      {"hidden_size", [](config::ModelConfig& config) { config.hidden_size += 32; }},
+      {"num_hidden_layers", [](config::ModelConfig& config) { config.layer_count += 1; }},
+      {"num_local_experts", [](config::ModelConfig& config) { config.expert_count += 1; }},
+      {"vocab_size", [](config::ModelConfig& config) { config.vocab_size += 1; }}};
+  for (const auto& [field, change] : cases) {
+    FakeSource source = next();
+    change(source.model_config);
+    expect_refused(source, {field});
+  }
 }
 
 TEST_F(FieldSource, InAnotherPrecisionIsRefusedWithBothDtypes) {
