@@ -3,7 +3,7 @@
 
 sim_usage() {
   cat <<'TEXT'
-usage: ./dev sim SEED [--preset P] [--events N] [--quiet]     replay one simulation, event by event
+usage: ./dev sim SEED [--preset P] [--events N] [--quiet]    replay one simulation, event by event
        ./dev sim --seeds N [--first F] [--preset P] [--jobs J] [--events N]
 
 A campaign runs N seeds from F (default: 0) and prints a table, fault x outcome. Exit status 1 when
@@ -20,6 +20,7 @@ dev_sim() {
       --seeds) seeds=${2:?--seeds needs a number}; shift 2 ;;
       --first | --jobs | --events | --inject) rest+=("$1" "${2:?$1 needs a value}"); shift 2 ;;
       --quiet) quiet=1; shift ;;
+      --background) rest+=("$1"); shift ;;
       -h | --help) sim_usage; return 0 ;;
       *) [[ -z $seed && $1 =~ ^[0-9]+$ ]] || { sim_usage >&2; fail "sim: what is '$1'?"; }
          seed=$1; shift ;;

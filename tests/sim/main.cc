@@ -13,6 +13,7 @@ namespace {
 constexpr const char* kUsage =
     "usage: holdfast_sim --seed S [--events N] [--verbose]     one simulation\n"
     "       holdfast_sim --seeds N [--first F] [--events N] [--jobs J] [--table]\n"
+    "Both: [--background] [--inject DEFECT] (see SimulationOptions).\n"
     "Exits with 1 when an invariant was violated; each violation is printed with its seed and the\n"
     "command that replays it.\n";
 
@@ -38,6 +39,8 @@ Arguments parse(int count, char** words) {
     const auto takes_number = [&] { return i + 1 < count && parse_number(words[++i], number); };
     if (word == "--verbose") {
       campaign.simulation.verbose = true;
+    } else if (word == "--background") {
+      campaign.simulation.background = true;
     } else if (word == "--table") {
       arguments.table = true;
     } else if (word == "--inject" && i + 1 < count) {

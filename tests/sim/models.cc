@@ -50,7 +50,8 @@ Values values_of(const ExpectedTensor& tensor) {
   if (name.ends_with("sinks")) return {0.0f, 2.0f};
   if (name.ends_with("bias")) return {0.0f, 0.1f};
   if (name.find("embed_tokens") != std::string::npos) return {0.0f, 1.0f};
-  const std::int64_t inputs = tensor.shape.rank() == 3 ? tensor.shape[1] : tensor.shape[1];
+  // [out, in], or input-major experts [E, in, out].
+  const std::int64_t inputs = tensor.shape[1];
   const float scale = name.find("lm_head") != std::string::npos ? 5.0f : 1.7f;
   return {0.0f, scale / std::sqrt(static_cast<float>(inputs))};
 }
@@ -73,6 +74,38 @@ std::vector<std::byte> draw_bytes(const ExpectedTensor& tensor, base::Rng& rng) 
     }
   }
   return bytes;
+}
+
+// Tensor `index` of a version: its own stream of random numbers, so that a part of a version is the
+// same alone and among others.
+std::vector<std::byte> draw_tensor(const ExpectedTensor& tensor, std::size_t index,
+                                   const WeightsSpec& weights, std::size_t count) {
+  const auto draw = [&](std::uint64_t seed) {
+    base::Rng rng(base::counter_draw(seed, index));
+    return draw_bytes(tensor, rng);
+  };
+  std::vector<std::byte> bytes = draw(weights.seed);
+  if (weights.has_zero_tensor && weights.all_zero % count == index) {
+    std::fill(bytes.begin(), bytes.end(), std::byte{0});
+  }
+  for (const WeightsPart& part : weights.parts) {
+    if (!part.holds(tensor.name)) continue;
+    const std::vector<std::byte> other = draw(part.seed);
+    if (part.expert < 0) {
+      bytes = other;
+      continue;
+    }
+    const std::size_t row = bytes.size() / static_cast<std::size_t>(tensor.shape[0]);
+    const auto begin = static_cast<std::ptrdiff_t>(row * static_cast<std::size_t>(part.expert));
+    std::copy_n(other.begin() + begin, row, bytes.begin() + begin);
+  }
+  return bytes;
+}
+
+Result<std::vector<ExpectedTensor>> expected_tensors(const ModelShape& shape) {
+  HF_ASSIGN(const config::ModelConfig config, config::parse_model_config(config_json(shape)));
+  HF_ASSIGN(const auto dialect, checkpoint::choose_dialect(config));
+  return dialect->expected(config);
 }
 
 Status write_text(const std::string& path, const std::string& text) {
@@ -179,6 +212,19 @@ std::string config_json(const ModelShape& shape) {
   return "{" + text + "}\n";
 }
 
+std::vector<std::string> tensor_names(const ModelShape& shape) {
+  std::vector<std::string> names;
+  const auto tensors = expected_tensors(shape);
+  for (const ExpectedTensor& tensor : *tensors) names.push_back(tensor.name);
+  return names;
+}
+
+bool WeightsPart::holds(const std::string& name) const {
+  if (layer < 0) return name == tensor;
+  const std::string prefix = fmt::format("model.layers.{}.", layer);
+  return name.starts_with(expert < 0 ? prefix : prefix + "mlp.experts.");
+}
+
 // ------------------------------------------------------------------------------ directories
 
 Status write_checkpoint(const ModelShape& shape, const WeightsSpec& weights,
@@ -186,17 +232,11 @@ Status write_checkpoint(const ModelShape& shape, const WeightsSpec& weights,
   std::error_code error;
   std::filesystem::create_directories(directory, error);
   if (error) return make_error(ErrorCode::kIo, "{}: {}", directory, error.message());
-  const std::string text = config_json(shape);
-  HF_TRY(write_text(directory + "/config.json", text));
-  HF_ASSIGN(const config::ModelConfig config, config::parse_model_config(text));
-  HF_ASSIGN(const auto dialect, checkpoint::choose_dialect(config));
-  const std::vector<ExpectedTensor> expected = dialect->expected(config);
-  base::Rng rng(weights.seed);
+  HF_TRY(write_text(directory + "/config.json", config_json(shape)));
+  HF_ASSIGN(const std::vector<ExpectedTensor> expected, expected_tensors(shape));
   std::vector<std::vector<std::byte>> bytes;
-  for (const ExpectedTensor& tensor : expected) bytes.push_back(draw_bytes(tensor, rng));
-  if (weights.has_zero_tensor) {
-    auto& zero = bytes[weights.all_zero % bytes.size()];
-    std::fill(zero.begin(), zero.end(), std::byte{0});
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    bytes.push_back(draw_tensor(expected[i], i, weights, expected.size()));
   }
   std::vector<checkpoint::TensorToWrite> tensors;
   for (std::size_t i = 0; i < expected.size(); ++i) {

@@ -34,13 +34,26 @@ struct ModelShape {
 // Sizes that divide nothing nicely, within what the formats allow.
 ModelShape draw_shape(base::Rng& rng);
 std::string config_json(const ModelShape& shape);
+// In the published order.
+std::vector<std::string> tensor_names(const ModelShape& shape);
+
+// A part of a model that a partial reload replaces, and the version that it comes from.
+struct WeightsPart {
+  std::int64_t layer = -1;   // with no expert: all of that layer
+  std::int64_t expert = -1;  // of that layer
+  std::string tensor = {};   // with no layer: one tensor by name
+  std::uint64_t seed = 0;
+
+  bool holds(const std::string& name) const;
+};
 
 struct WeightsSpec {
-  std::uint64_t seed = 0;
+  std::uint64_t seed = 0;  // of each tensor by itself, whatever else there is
   int shards = 1;  // above 1: with an index
   // The all_zero-th tensor (modulo their count) is all zero.
   bool has_zero_tensor = false;
   std::uint64_t all_zero = 0;
+  std::vector<WeightsPart> parts = {};  // later ones over earlier ones
 };
 // Creates `directory` with config and weights. Errors: kIo.
 Status write_checkpoint(const ModelShape& shape, const WeightsSpec& weights,

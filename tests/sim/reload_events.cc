@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -105,7 +106,12 @@ void Simulation::note(const Fired& kinds, Outcome outcome) {
 FaultKind Simulation::draw_reload_fault() {
   const std::uint64_t draw = below(20);
   const auto pick = [this](std::span<const FaultKind> kinds) { return kinds[below(kinds.size())]; };
-  if (draw < 6) return pick(kReadFaults);
+  if (draw < 6) {
+    const FaultKind kind = pick(kReadFaults);
+    // Its hook would wait for its own thread.
+    const bool waits = kind == FaultKind::kStallUntilCancel && options_.background;
+    return waits ? FaultKind::kSourceDies : kind;
+  }
   if (draw < 9) return pick(kManifestFaults);
   if (draw == 9) return pick(kDirectoryFaults);
   if (draw == 10) return FaultKind::kZeroTensor;
@@ -172,15 +178,12 @@ Status Simulation::begin_reload(bool may_fail) {
   if (fault != FaultKind::kNone && fault != FaultKind::kZeroTensor) {
     directory = prepare_directory(fault, open.version);
     source_fault_ = SourceFault{.kind = fault, .at_read = below(12), .choice = rng_.next()};
-    if (fault == FaultKind::kDirectoryMissing || fault == FaultKind::kHeaderGarbage) {
-      open.causes.push_back(fault);
-    }
   }
+  open.directory_fault = fault;
   const std::string fault_text =
       fault == FaultKind::kNone ? "" : fmt::format(", fault {}", fault_kind_name(fault));
   log(fmt::format("begin a reload of version {} by {}{}", open.version, open.strategy,
                   fault_text));
-  if (fault == FaultKind::kZeroTensor) ++table_.at(FaultKind::kZeroTensor, Outcome::kFired);
   disarm();
   if (may_fail && fault == FaultKind::kNone && one_in(3)) arm(Phase::kStaging);
   ReloadOptions options;
@@ -188,33 +191,21 @@ Status Simulation::begin_reload(bool may_fail) {
   options.commit_when_ready = may_fail && one_in(2);
   options.inject = options_.inject;
   open_ = open;
+  seen_ = ReloadPhase::kStaging;
   nested_steps_ = 0;
   ++table_.reloads;
   const Status begun = core_->begin_reload(directory, options);
-  HF_TRY(nested_violation_);
-  const Fired fired = take_fired();
-  const bool touched = device_->calls(Fault::kAllocationFails) > 0;
-  disarm();
   if (!begun.ok()) return violation("begin_reload: " + begun.error().to_string());
-  if (source_fired_) open_->causes.push_back(source_fault_->kind);
-  for (const FaultKind kind : open_->causes) ++table_.at(kind, Outcome::kFired);
-  open_->causes.insert(open_->causes.end(), fired.begin(), fired.end());
-  if (core_->reload_phase() == ReloadPhase::kFailed && !touched) {
-    log("refused: " + core_->last_reload()->error);
-    note(open_->causes, Outcome::kRefused);
-    if (open_->causes.empty()) return violation("refused: " + core_->last_reload()->error);
-    open_.reset();
-    return {};
-  }
-  if (core_->reload_phase() == ReloadPhase::kReady && !open_->causes.empty()) {
-    return violation("staged in spite of" + joined(open_->causes));
-  }
-  if (fault == FaultKind::kZeroTensor) open_->causes.push_back(fault);
-  return observe(ReloadPhase::kStaging, {});
+  HF_TRY(nested_violation_);
+  HF_TRY(observe(take_fired()));
+  if (!options_.background || one_in(2)) return {};
+  while (core_->reload_phase() == ReloadPhase::kStaging) HF_TRY(step(true));
+  return observe(take_fired());
 }
 
 // The engine serves on while a reload is staged.
 void Simulation::on_source_read(std::uint64_t) {
+  if (options_.background) return;
   if (!nested_violation_.ok() || nested_steps_ >= kMaxNestedSteps || !one_in(6)) return;
   ++nested_steps_;
   nested_violation_ = [this]() -> Status {
@@ -232,20 +223,19 @@ Status Simulation::commit_reload() {
   event_name_ = "commit";
   if (one_in(3)) arm(Phase::kCommit);
   log("commit");
-  const ReloadPhase before = core_->reload_phase();
   const Status committed = core_->commit_reload();
   const Fired fired = take_fired();
   disarm();
-  if (committed.ok() != (core_->reload_phase() == ReloadPhase::kVerifying)) {
+  if (committed.ok() == (core_->reload_phase() == ReloadPhase::kFailed) && !options_.background) {
     return violation("commit_reload and the phase say different things");
   }
-  return observe(before, fired);
+  return observe(fired);
 }
 
 Status Simulation::finish_reload(bool may_fail) {
   event_name_ = "finish reload";
-  if (may_fail && one_in(3)) arm(Phase::kCommit);
-  const ReloadPhase before = core_->reload_phase();
+  const bool staging = seen_ == ReloadPhase::kStaging;
+  if (may_fail && !staging && one_in(3)) arm(Phase::kCommit);
   const auto report = core_->finish_reload();
   const Fired fired = take_fired();
   disarm();
@@ -253,7 +243,7 @@ Status Simulation::finish_reload(bool may_fail) {
   if (report.ok() != (core_->reload_phase() == ReloadPhase::kDone)) {
     return violation("finish_reload and the phase say different things");
   }
-  return observe(before, fired);
+  return observe(fired);
 }
 
 Status Simulation::abort_reload() {
@@ -263,21 +253,20 @@ Status Simulation::abort_reload() {
   if (!aborted.ok()) return violation("abort: " + aborted.error().to_string());
   ++table_.at(FaultKind::kAbortWhenReady, Outcome::kFired);
   open_->causes.push_back(FaultKind::kAbortWhenReady);
-  return observe(ReloadPhase::kReady, {});
+  return observe(take_fired());
 }
 
-// Somebody writes into what has just been committed, before it is verified.
+// Somebody writes into what has just been committed, before it is verified: into a slot, or between
+// two.
 Status Simulation::stray_write() {
   event_name_ = "stray write";
-  const auto slots = core_->runtime().registry().slots();
-  std::size_t index = below(slots.size());
-  while (!storage::is_versioned(slots[index].spec.slot_class)) index = (index + 1) % slots.size();
-  const storage::Slot& slot = slots[index];
-  log("stray write into " + slot.spec.name);
-  device::Arena& arena = core_->runtime().registry().arena_of(slot.id);
+  const auto arenas = core_->runtime().registry().versioned_arenas();
+  device::Arena& arena = *arenas[below(arenas.size())];
+  const device::Memory memory = arena.memory();
+  const std::uint64_t at = below(one_in(2) ? arena.used_bytes() : memory.bytes);
+  log(fmt::format("stray write into byte {} of arena {}", at, arena.name()));
   HF_TRY(arena.protect(device::Protection::kReadWrite));
-  auto bytes = core_->runtime().registry().view(slot.id).span();
-  bytes[below(bytes.size())] ^= std::byte{static_cast<std::uint8_t>(1u << below(8))};
+  memory.address[at] ^= std::byte{static_cast<std::uint8_t>(1u << below(8))};
   HF_TRY(arena.protect(device::Protection::kReadOnly));
   stray_pending_ = true;
   ++table_.at(FaultKind::kStrayWrite, Outcome::kFired);
@@ -287,10 +276,25 @@ Status Simulation::stray_write() {
 
 // ------------------------------------------------------------------------------ what came of it
 
-Status Simulation::observe(ReloadPhase before, const Fired& fired) {
+Status Simulation::observe(Fired fired) {
+  if (!open_) return {};
   const ReloadPhase now = core_->reload_phase();
-  if (!open_ || now == before) return {};
+  if (options_.background) {
+    // After the phase: what a thread ran into before it said so has been counted.
+    for (const FaultKind kind : take_fired()) fired.push_back(kind);
+  }
+  const ReloadPhase before = std::exchange(seen_, now);
+  if (before == ReloadPhase::kStaging) {
+    open_->fired.insert(open_->fired.end(), fired.begin(), fired.end());
+  }
+  if (now == before) return {};
   log(fmt::format("{} -> {}", phase_name(before), phase_name(now)));
+  if (before == ReloadPhase::kStaging) {
+    HF_TRY(on_staged(now));
+    if (!open_) return {};
+  } else {
+    open_->causes.insert(open_->causes.end(), fired.begin(), fired.end());
+  }
   const bool was_committed = open_->committed;
   if (now == ReloadPhase::kVerifying || now == ReloadPhase::kDone) {
     if (!was_committed) HF_TRY(on_committed());
@@ -304,8 +308,36 @@ Status Simulation::observe(ReloadPhase before, const Fired& fired) {
     // Committed and undone within one call, or poisoned after the commit.
     HF_TRY(on_committed());
   }
-  open_->causes.insert(open_->causes.end(), fired.begin(), fired.end());
   return on_failed(before);
+}
+
+// Staging is over, and why it may have failed is known.
+Status Simulation::on_staged(ReloadPhase now) {
+  const bool touched = device_->calls(Fault::kAllocationFails) > 0;
+  disarm();
+  const FaultKind fault = open_->directory_fault;
+  const bool of_directory =
+      fault == FaultKind::kDirectoryMissing || fault == FaultKind::kHeaderGarbage;
+  std::vector<FaultKind>& causes = open_->causes;
+  if (of_directory || fault == FaultKind::kZeroTensor || source_fired_) {
+    causes.push_back(fault);
+    note(causes, Outcome::kFired);
+  }
+  const bool must_fail = !causes.empty() && fault != FaultKind::kZeroTensor;
+  // With a thread of its own a device fault may have hit a step instead.
+  const bool device_must_fail = !open_->fired.empty() && !options_.background;
+  causes.insert(causes.end(), open_->fired.begin(), open_->fired.end());
+  if (now != ReloadPhase::kFailed) {
+    if (must_fail || device_must_fail) return violation("staged in spite of" + joined(causes));
+    return {};
+  }
+  // With a thread of its own a reload may have been staged, committed and lost in one step.
+  if (touched || core_->poisoned() != open_->before.poisoned) return {};
+  log("refused: " + core_->last_reload()->error);
+  note(causes, Outcome::kRefused);
+  if (causes.empty()) return violation("refused: " + core_->last_reload()->error);
+  open_.reset();
+  return {};
 }
 
 Status Simulation::on_committed() {
@@ -333,7 +365,8 @@ Status Simulation::on_failed(ReloadPhase before) {
   if (!poisoned && open.before.poisoned) {
     return violation("a failed reload healed a poisoned engine");
   }
-  if (before == ReloadPhase::kStaging && poisoned != open.before.poisoned) {
+  const bool staging = before == ReloadPhase::kStaging && !options_.background;
+  if (staging && poisoned != open.before.poisoned) {
     return violation("staging poisoned the engine");
   }
   const bool newly = poisoned && !open.before.poisoned;

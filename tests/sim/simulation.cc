@@ -76,13 +76,22 @@ Status Simulation::open() {
   HF_TRY(reference_->digests(0));
   hooks_.on_read = [this](std::uint64_t read) { on_source_read(read); };
   hooks_.abort = [this] { static_cast<void>(core_->abort_reload()); };
+  if (one_in(4)) HF_TRY(open_under_faults());
 
   auto device = std::make_unique<device::SimDevice>(device::make_cpu_device());
   device_ = device.get();
+  HF_ASSIGN(core_, engine::EngineCore::open(engine_options_, make_parts(std::move(device))));
+  for (const storage::Slot& slot : core_->runtime().registry().slots()) {
+    addresses_.push_back(slot.range.begin);
+  }
+  return {};
+}
+
+engine::EngineParts Simulation::make_parts(std::unique_ptr<device::Device> device) {
   engine::EngineParts parts;
   parts.device = std::move(device);
-  parts.clock = &clock_;
-  parts.reloader.on_calling_thread = true;
+  if (!options_.background) parts.clock = &clock_;
+  parts.reloader.on_calling_thread = !options_.background;
   parts.reloader.open_source =
       [this](const std::string& directory) -> Result<std::unique_ptr<reload::Source>> {
     HF_ASSIGN(std::shared_ptr<const checkpoint::Checkpoint> checkpoint,
@@ -91,15 +100,27 @@ Status Simulation::open() {
         std::make_unique<FaultySource>(reload::make_checkpoint_source(std::move(checkpoint)),
                                        directory, source_fault_, hooks_, source_fired_));
   };
-  HF_ASSIGN(core_, engine::EngineCore::open(engine_options_, std::move(parts)));
-  for (const storage::Slot& slot : core_->runtime().registry().slots()) {
-    addresses_.push_back(slot.range.begin);
+  return parts;
+}
+
+// The first load is a transaction too: it fails whole, and says why, or it has not been hindered.
+Status Simulation::open_under_faults() {
+  auto owned = std::make_unique<device::SimDevice>(device::make_cpu_device());
+  device::SimDevice& device = *owned;
+  const auto fault = static_cast<device::Fault>(below(device::kFaultCount));
+  device.arm({{.fault = fault, .at_call = below(20), .at_byte = below(64)}});
+  const auto opened = engine::EngineCore::open(engine_options_, make_parts(std::move(owned)));
+  if (!opened.ok()) return {};
+  if (!device.fired().empty()) {
+    return violation(fmt::format("the first load went through in spite of {}",
+                                 device::fault_name(fault)));
   }
   return {};
 }
 
 Status Simulation::drain() {
   disarm();
+  HF_TRY(observe({}));
   if (open_ && one_in(2) && core_->reload_phase() == ReloadPhase::kReady) HF_TRY(abort_reload());
   if (open_) HF_TRY(finish_reload(false));
   if (expected_.poisoned) {
@@ -117,22 +138,29 @@ Status Simulation::drain() {
 // ------------------------------------------------------------------------------ events
 
 Status Simulation::event() {
-  const ReloadPhase phase = core_->reload_phase();
   const std::uint64_t draw = below(100);
   if (draw < 14) return submit();
   if (draw < 16) return submit_invalid();
   if (draw < 19) return cancel_request();
   if (draw < 21) return pressure();
-  if (draw < 45) {
-    if (!open_) return begin_reload(true);
-    if (phase == ReloadPhase::kReady) {
+  if (draw < 45) return reload_event();
+  return step(false);
+}
+
+Status Simulation::reload_event() {
+  HF_TRY(observe({}));
+  if (!open_) return begin_reload(true);
+  switch (core_->reload_phase()) {
+    case ReloadPhase::kStaging: return one_in(3) ? abort_reload() : finish_reload(true);
+    case ReloadPhase::kReady:
       if (one_in(12)) return abort_reload();
       return one_in(3) ? finish_reload(true) : commit_reload();
-    }
-    if (one_in(6) && !stray_pending_) return stray_write();
-    return finish_reload(true);
+    case ReloadPhase::kVerifying:
+      // With a thread that verifies at the same time it would be a race of this program.
+      if (one_in(6) && !stray_pending_ && !options_.background) return stray_write();
+      return finish_reload(true);
+    default: return finish_reload(true);
   }
-  return step(false);
 }
 
 Request Simulation::draw_request() {
@@ -239,6 +267,8 @@ Status Simulation::cancel_request() {
 
 Status Simulation::pressure() {
   event_name_ = "allocation pressure";
+  // It would run into what is armed for a staging thread.
+  if (seen_ == ReloadPhase::kStaging) return {};
   const Status status = core_->allocation_pressure(static_cast<std::int64_t>(1 + below(6)),
                                                    static_cast<std::int64_t>(1 + below(1 << 16)));
   if (!status.ok()) return violation("pressure: " + status.error().to_string());
@@ -249,16 +279,19 @@ Status Simulation::pressure() {
 
 // `nested`: in the middle of staging, or after all is over: no new faults.
 Status Simulation::step(bool nested) {
+  const bool staging = seen_ == ReloadPhase::kStaging;
   if (!nested) {
     event_name_ = "step";
-    if (one_in(8)) arm(Phase::kStep);
+    // What a staging thread runs into is armed already.
+    nested = staging;
+    if (!nested && one_in(8)) arm(Phase::kStep);
   }
-  const ReloadPhase before = core_->reload_phase();
   const auto events = core_->step();
   const Fired fired = take_fired();
   if (!nested) disarm();
   ++table_.steps;
-  HF_TRY(observe(before, fired));
+  // In the middle of staging what fired has struck the step alone; a thread may have met it too.
+  HF_TRY(observe(staging && !options_.background ? Fired() : fired));
   HF_TRY(resolve_prompts());
   if (events.ok()) {
     if (expected_.poisoned) return violation("a poisoned engine ran a step");

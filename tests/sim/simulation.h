@@ -25,6 +25,9 @@ struct SimulationOptions {
   std::uint64_t seed = 0;
   int events = 60;
   bool verbose = false;  // prints every event
+  // Reloads stage and verify on their own thread. What the threads do when is then the machine's
+  // choice and no longer the seed's; the invariants are the same. For the thread sanitizer.
+  bool background = false;
   // A defect that the engine is given (ReloadOptions::inject): the simulation must notice.
   std::string inject;
 };
@@ -55,6 +58,8 @@ class Simulation {
     std::size_t version = 0;
     std::string strategy = {};
     Expected before = {};
+    FaultKind directory_fault = FaultKind::kNone;
+    std::vector<FaultKind> fired = {};   // of the device, while it staged
     std::vector<FaultKind> causes = {};  // why it may fail
     bool committed = false;
     std::uint64_t commit_serial = 0;
@@ -72,7 +77,10 @@ class Simulation {
 
   // simulation.cc: the life of a seed, and the events that touch no reload.
   Status open();
+  Status open_under_faults();
+  engine::EngineParts make_parts(std::unique_ptr<device::Device> device);
   Status event();
+  Status reload_event();
   Status drain();
   Status submit();
   Status submit_invalid();
@@ -99,8 +107,9 @@ class Simulation {
   void arm(Phase phase);
   Fired take_fired();
   void disarm();
-  // Follows the engine from `before` and tells whether it went where it may.
-  Status observe(ReloadPhase before, const Fired& fired);
+  // Follows the engine from where it was seen last and tells whether it went where it may.
+  Status observe(Fired fired);
+  Status on_staged(ReloadPhase now);
   Status on_committed();
   Status on_failed(ReloadPhase before);
   void note(const Fired& kinds, Outcome outcome);
@@ -138,6 +147,7 @@ class Simulation {
   std::map<device::Fault, std::uint64_t> fired_before_;
   Expected expected_;
   std::optional<OpenReload> open_;
+  ReloadPhase seen_ = ReloadPhase::kNone;
   bool stray_pending_ = false;
   std::uint64_t commit_serial_ = 1;
   std::vector<std::unique_ptr<Tracked>> requests_;
