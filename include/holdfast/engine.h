@@ -1,5 +1,5 @@
-// Engine: one model on one device, generating while its weights are replaced. Owns everything: slots,
-// graphs, KV cache, requests. One thread calls it (the engine thread), except where said.
+// Engine: one model on one device, generating while its weights are replaced. Owns everything:
+// slots, graphs, KV cache, requests. One thread calls it (the engine thread), except where said.
 #pragma once
 
 #include <cstdint>
@@ -35,8 +35,8 @@ struct EngineOptions {
   std::function<void(const Progress&)> progress;
 };
 
-// Greedy when temperature is 0. Order: temperature, top-k, top-p, min-p. The draw for output token i
-// depends on (seed, i) alone.
+// Greedy when temperature is 0. Order: temperature, top-k, top-p, min-p. The draw for output token
+// i depends on (seed, i) alone.
 struct Sampling {
   float temperature = 0.0f;  // [0, 100]
   float top_p = 1.0f;        // (0, 1]
@@ -52,7 +52,8 @@ struct Request {
   bool ignore_eos = false;
   std::vector<std::int32_t> stop_token_ids;  // besides the model's
   bool prompt_logprobs = false;          // log p(prompt_ids[i] | before) for i >= 1
-  // Called on the engine thread with the float32 logits after prompt position `position`, in order.
+  // Called on the engine thread, inside step, with the float32 logits after prompt position
+  // `position`, in order. The span ends with the call; the callback must not call the engine.
   std::function<void(std::int64_t position, std::span<const float> logits)> prompt_logits;
 };
 
@@ -108,8 +109,10 @@ struct CensusReport {
   std::uint64_t epoch = 0;
   std::vector<CensusEntry> slots;
   std::uint64_t captured_addresses = 0;
-  std::vector<std::string> homeless;  // captured addresses that lie in no slot: "graph/node/role 0x..."
-  std::vector<std::string> rehomed;   // captured operands that now lie in another slot than at capture
+  // Captured addresses that lie in no slot: "graph/node/role 0x...".
+  std::vector<std::string> homeless;
+  // Captured operands that now lie in another slot than at capture, or in none.
+  std::vector<std::string> rehomed;
   std::string json;                   // the whole, as one object
 };
 
@@ -124,21 +127,29 @@ class Engine {
   // --- generation. Errors of submit: kInvalidArgument naming the field, its value and the range
   // (a token id outside the vocabulary, a prompt longer than the context, ...); kPoisoned.
   Result<RequestId> submit(Request request);
-  // One step: commits a ready reload first, then runs at most one graph. Errors: kPoisoned (no token
-  // is emitted), kDevice.
+  // One step: commits a ready reload first, then runs at most one graph. Errors: kPoisoned (no
+  // token is emitted); kDevice: a failed launch changes no request, so the step can be tried again, and a
+  // request whose logits are not finite ends with kAbort (the events come with the next step).
   Result<std::vector<Event>> step();
   bool idle() const;  // no request is waiting or running
   // Ends a request with its tokens so far (an event with kAbort comes from the next step).
   Status cancel(RequestId request);
 
   // --- reload. One at a time: begin errors with kFailedPrecondition while one is open.
-  // Opens and validates `directory`, plans, and stages on a thread of its own.
+  // Opens and validates `directory`, plans, and stages, all on a thread of its own: what is wrong
+  // with the directory shows as phase kFailed and as the error of finish_reload, and the weights
+  // that serve are untouched. Errors here: kInvalidArgument for an unknown option.
   Status begin_reload(const std::string& directory, const ReloadOptions& options = {});
   ReloadPhase reload_phase() const;  // any thread
-  // Commits a ready reload now: the caller is between steps by nature of the call.
+  // Commits a ready reload now: the caller is between steps by nature of the call. Errors:
+  // kFailedPrecondition when none is ready; why the commit failed (the weights are as before, or
+  // the engine is poisoned).
   Status commit_reload();
-  // Blocks until the open reload is committed and verified (running no steps), or failed.
+  // Blocks until the open reload is committed and verified (running no steps), or failed. Commits
+  // a ready one, whatever commit_when_ready says. Errors: why the reload failed (last_reload has
+  // the report all the same); kFailedPrecondition when none has begun.
   Result<ReloadReport> finish_reload();
+  // Drops a reload that is not committed. Errors: kFailedPrecondition.
   Status abort_reload();
   std::optional<ReloadReport> last_reload() const;
 

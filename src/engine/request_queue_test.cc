@@ -1,4 +1,4 @@
-// The queue alone, over logits that the test makes up: what the whole engine cannot be made to show.
+// The queue alone, over logits that the test makes up: what a whole engine can't be made to show.
 #include "engine/request_queue.h"
 
 #include <gtest/gtest.h>
