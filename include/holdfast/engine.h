@@ -128,8 +128,8 @@ class Engine {
   // (a token id outside the vocabulary, a prompt longer than the context, ...); kPoisoned.
   Result<RequestId> submit(Request request);
   // One step: commits a ready reload first, then runs at most one graph. Errors: kPoisoned (no
-  // token is emitted); kDevice: a failed launch changes no request, so the step can be tried again, and a
-  // request whose logits are not finite ends with kAbort (the events come with the next step).
+  // token is emitted); kDevice: a failed launch changes no request, so the step can be tried
+  // again, and a request whose logits are not finite ends with kAbort (in the next step's events).
   Result<std::vector<Event>> step();
   bool idle() const;  // no request is waiting or running
   // Ends a request with its tokens so far (an event with kAbort comes from the next step).

@@ -1,7 +1,8 @@
 // Reloader: the reloads of an engine, one at a time. Opens, validates, plans, stages and prepares
 // on a thread of its own; commits on the engine thread between steps; verifies and frees the
-// previous weights on its own thread again. Owned by the engine; engine thread, except phase(). With
-// ReloaderParts::on_calling_thread there is no other thread, so that a simulation can be replayed.
+// previous weights on its own thread again. Owned by the engine; engine thread, except phase().
+// With ReloaderParts::on_calling_thread there is no other thread, so that a simulation can be
+// replayed.
 #pragma once
 
 #include <atomic>
