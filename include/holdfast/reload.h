@@ -1,0 +1,77 @@
+// Reload: what to replace, how, and what it costs and did. Values; any thread, except where said.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "holdfast/result.h"
+
+namespace holdfast {
+
+// Which part of the model a reload replaces: the union of what is listed; nothing listed means all
+// of it. A part must be made of whole units (a weight with its scale, all of a fused QKV).
+struct ReloadScope {
+  std::vector<std::int64_t> layers;
+  std::vector<std::pair<std::int64_t, std::int64_t>> experts;  // layer, expert
+  std::vector<std::string> parameters;                         // by name, as in the checkpoint
+};
+
+// A change of dtype that is meant: nothing is cast otherwise.
+struct ReloadCast {
+  std::string parameter;  // a name, or the end of one
+  std::string from;       // "f32", "bf16", ...
+  std::string to;
+};
+
+struct ReloadOptions {
+  // "remap", "copy", "stream", or "auto": the shortest pause within the two limits. Empty: the
+  // engine's own.
+  std::string commit;
+  std::uint64_t max_extra_bytes = 0;  // with "auto"; 0: no limit
+  double max_pause_us = 0;            // with "auto"; 0: no limit
+  ReloadScope scope;
+  std::vector<ReloadCast> casts;
+  bool apply_constants = false;  // a config that changes constants: apply in the same commit, else refuse
+  bool undo_image = false;       // with "stream": keep what is needed to roll back
+  std::string digests_file;      // JSON object: tensor name to XXH3-128 hex of its bytes; empty: none
+  std::int64_t deadline_ms = 0;  // 0: none
+  std::string version;           // the label that Engine::version() says once this has committed
+  bool commit_when_ready = true;  // else the caller calls commit_reload()
+  std::string inject;             // a drill's fault: "", "rebind-constants", "stale-derived", ...
+};
+
+enum class ReloadPhase : std::uint8_t { kNone, kStaging, kReady, kVerifying, kDone, kFailed };
+
+struct ReloadReport {
+  std::uint64_t id = 0;
+  std::string source, scope, version;
+  std::string state;  // "committed", "rolled_back", "poisoned"
+  std::string strategy;
+  std::uint64_t from_epoch = 0, to_epoch = 0;
+  std::uint64_t source_bytes = 0, versioned_bytes = 0, preserved_bytes = 0;
+  double stage_ms = 0, prepare_ms = 0, verify_ms = 0, pause_us = 0, expected_pause_us = 0;
+  std::uint64_t declared_peak_bytes = 0, measured_peak_bytes = 0;            // device
+  std::uint64_t declared_host_peak_bytes = 0, measured_host_peak_bytes = 0;  // host
+  std::uint64_t slots_moved = 0, slots_changed = 0;
+  std::vector<std::string> warnings;
+  std::string error;
+};
+
+// A plan, before any byte moves.
+struct PlanReport {
+  std::string text;  // readable lines
+  std::string json;  // one object
+  std::string strategy;
+};
+
+// What a check of every versioned byte found: digests against the commit's, constants against their
+// values, padding against zero.
+struct VerifyReport {
+  std::uint64_t slots = 0;
+  std::uint64_t bytes = 0;
+  std::vector<std::string> defects;  // one line a slot; empty: all is as committed
+};
+
+}  // namespace holdfast
