@@ -4,10 +4,12 @@
 sim_usage() {
   cat <<'TEXT'
 usage: ./dev sim SEED [--preset P] [--events N] [--quiet]    replay one simulation, event by event
-       ./dev sim --seeds N [--first F] [--preset P] [--jobs J] [--events N]
+       ./dev sim --seeds N [--first F] [--preset P] [--jobs J] [--events N] [--at-least COUNT]
 
 A campaign runs N seeds from F (default: 0) and prints a table, fault x outcome. Exit status 1 when
-an invariant was violated. Presets: dev (default), release, asan, tsan.
+an invariant was violated, or a fault fired less than COUNT times. Presets: dev (default), release,
+asan, tsan. With --background reloads stage on a thread of their own, as in a server; what the
+threads do when is then no longer the seed's choice.
 TEXT
 }
 
@@ -18,7 +20,7 @@ dev_sim() {
     case $1 in
       --preset) preset=${2:?--preset needs a name}; shift 2 ;;
       --seeds) seeds=${2:?--seeds needs a number}; shift 2 ;;
-      --first | --jobs | --events | --inject) rest+=("$1" "${2:?$1 needs a value}"); shift 2 ;;
+      --first | --jobs | --events | --inject | --at-least) rest+=("$1" "${2:?$1 needs a value}"); shift 2 ;;
       --quiet) quiet=1; shift ;;
       --background) rest+=("$1"); shift ;;
       -h | --help) sim_usage; return 0 ;;

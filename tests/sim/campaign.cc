@@ -71,11 +71,12 @@ Status simulate(const SimulationOptions& options, FaultTable& table) {
 }
 
 std::string describe_violation(const SimulationOptions& options, const Error& error) {
-  return fmt::format("VIOLATION seed {}: {}\n  replay: ./dev sim {}{}", options.seed,
-                     error.message(), options.seed,
-                     options.events == SimulationOptions().events
-                         ? ""
-                         : fmt::format(" --events {}", options.events));
+  std::string replay = fmt::format("./dev sim {}", options.seed);
+  if (options.events != SimulationOptions().events) {
+    replay += fmt::format(" --events {}", options.events);
+  }
+  if (options.background) replay += " --background";
+  return fmt::format("VIOLATION seed {}: {}\n  replay: {}", options.seed, error.message(), replay);
 }
 
 CampaignResult run_campaign(const CampaignOptions& options) {

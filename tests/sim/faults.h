@@ -65,6 +65,9 @@ struct FaultTable {
   std::uint64_t& at(FaultKind kind, Outcome outcome) {
     return counts[static_cast<std::size_t>(kind)][static_cast<std::size_t>(outcome)];
   }
+  std::uint64_t at(FaultKind kind, Outcome outcome) const {
+    return counts[static_cast<std::size_t>(kind)][static_cast<std::size_t>(outcome)];
+  }
   void add(const FaultTable& other);
   // Fault x outcome, then one line of totals.
   std::string to_text() const;

@@ -13,6 +13,7 @@ namespace {
 constexpr const char* kUsage =
     "usage: holdfast_sim --seed S [--events N] [--verbose]     one simulation\n"
     "       holdfast_sim --seeds N [--first F] [--events N] [--jobs J] [--table]\n"
+    "                    [--at-least COUNT]   fail unless each fault fired so often\n"
     "Both: [--background] [--inject DEFECT] (see SimulationOptions).\n"
     "Exits with 1 when an invariant was violated; each violation is printed with its seed and the\n"
     "command that replays it.\n";
@@ -21,6 +22,7 @@ struct Arguments {
   holdfast::sim::CampaignOptions campaign;
   bool single = false;
   bool table = false;
+  std::uint64_t at_least = 0;  // how often each fault must have fired
   bool ok = true;
 };
 
@@ -45,6 +47,8 @@ Arguments parse(int count, char** words) {
       arguments.table = true;
     } else if (word == "--inject" && i + 1 < count) {
       campaign.simulation.inject = words[++i];
+    } else if (word == "--at-least" && takes_number()) {
+      arguments.at_least = number;
     } else if (word == "--seed" && takes_number()) {
       arguments.single = true;
       campaign.first_seed = number;
@@ -62,6 +66,22 @@ Arguments parse(int count, char** words) {
   }
   arguments.ok = arguments.ok && (arguments.single || campaign.seeds > 0);
   return arguments;
+}
+
+// Names the faults that fired less often than asked for; whether there are none.
+bool reached_all(const holdfast::sim::FaultTable& table, std::uint64_t at_least) {
+  bool all = true;
+  for (std::size_t i = 0; i < holdfast::sim::kFaultKinds; ++i) {
+    const auto kind = static_cast<holdfast::sim::FaultKind>(i);
+    const std::uint64_t fired = table.at(kind, holdfast::sim::Outcome::kFired);
+    if (fired >= at_least) continue;
+    all = false;
+    std::printf("fault %s fired %llu times, expected at least %llu\n",
+                std::string(holdfast::sim::fault_kind_name(kind)).c_str(),
+                static_cast<unsigned long long>(fired),
+                static_cast<unsigned long long>(at_least));
+  }
+  return all;
 }
 
 int run_one(const Arguments& arguments) {
@@ -100,5 +120,6 @@ int main(int count, char** words) {
               static_cast<unsigned long long>(arguments.campaign.first_seed),
               static_cast<unsigned long long>(result.violations),
               static_cast<double>(result.table.seeds) / seconds.count());
-  return result.violations == 0 ? 0 : 1;
+  const bool reached = reached_all(result.table, arguments.at_least);
+  return result.violations == 0 && reached ? 0 : 1;
 }

@@ -11,6 +11,7 @@ namespace {
 
 constexpr std::uint64_t kFixedSeeds = 60;
 constexpr std::uint64_t kFreshSeeds = 8;
+constexpr std::uint64_t kBackgroundSeeds = 12;
 
 TEST(Simulation, OfFixedSeedsBreaksNoInvariant) {
   FaultTable table;
@@ -34,6 +35,18 @@ TEST(Simulation, OfFreshSeedsBreaksNoInvariant) {
     const Status status = simulate(options, table);
     EXPECT_TRUE(status.ok()) << describe_violation(options, status.error());
   }
+}
+
+TEST(Simulation, WithReloadsOnAThreadOfTheirOwnBreaksNoInvariant) {
+  FaultTable table;
+  for (std::uint64_t seed = 0; seed < kBackgroundSeeds; ++seed) {
+    SimulationOptions options;
+    options.seed = seed;
+    options.background = true;
+    const Status status = simulate(options, table);
+    EXPECT_TRUE(status.ok()) << describe_violation(options, status.error());
+  }
+  EXPECT_GT(table.commits, kBackgroundSeeds);
 }
 
 // A simulation that finds nothing in a broken engine would prove nothing about a good one.
