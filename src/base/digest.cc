@@ -1,5 +1,7 @@
 #include "base/digest.h"
 
+#include <charconv>
+
 #include <fmt/format.h>
 #include <xxhash.h>
 
@@ -9,6 +11,39 @@ std::string Digest::to_hex() const { return fmt::format("{:016x}{:016x}", high, 
 
 Digest digest_of(std::span<const std::byte> bytes) {
   const XXH128_hash_t hash = XXH3_128bits(bytes.data(), bytes.size());
+  return Digest{hash.high64, hash.low64};
+}
+
+std::optional<Digest> digest_from_hex(std::string_view hex) {
+  constexpr std::size_t kHalf = 16;
+  if (hex.size() != 2 * kHalf) return std::nullopt;
+  Digest digest;
+  for (auto [half, value] : {std::pair{hex.substr(0, kHalf), &digest.high},
+                             std::pair{hex.substr(kHalf), &digest.low}}) {
+    const auto read = std::from_chars(half.data(), half.data() + kHalf, *value, 16);
+    if (read.ec != std::errc() || read.ptr != half.data() + kHalf) return std::nullopt;
+  }
+  return digest;
+}
+
+struct DigestStream::State {
+  std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> hash{XXH3_createState(),
+                                                               &XXH3_freeState};
+};
+
+DigestStream::DigestStream() : state_(std::make_unique<State>()) {
+  XXH3_128bits_reset(state_->hash.get());
+}
+DigestStream::~DigestStream() = default;
+DigestStream::DigestStream(DigestStream&&) noexcept = default;
+DigestStream& DigestStream::operator=(DigestStream&&) noexcept = default;
+
+void DigestStream::add(std::span<const std::byte> bytes) {
+  XXH3_128bits_update(state_->hash.get(), bytes.data(), bytes.size());
+}
+
+Digest DigestStream::digest() const {
+  const XXH128_hash_t hash = XXH3_128bits_digest(state_->hash.get());
   return Digest{hash.high64, hash.low64};
 }
 

@@ -5,8 +5,11 @@
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 
 namespace holdfast::base {
 
@@ -19,5 +22,22 @@ struct Digest {
 };
 
 Digest digest_of(std::span<const std::byte> bytes);
+// What to_hex gives, upper case allowed; empty for any other text.
+std::optional<Digest> digest_from_hex(std::string_view hex);
+
+// The digest of bytes that come in pieces: that of all pieces, in the order of the calls.
+class DigestStream {
+ public:
+  DigestStream();
+  ~DigestStream();
+  DigestStream(DigestStream&&) noexcept;
+  DigestStream& operator=(DigestStream&&) noexcept;
+  void add(std::span<const std::byte> bytes);
+  Digest digest() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
 
 }  // namespace holdfast::base
