@@ -146,17 +146,30 @@ Result<ModelConfig> parse_model_config(std::string_view config_json,
   return config;
 }
 
-Status check_replaceable(const ModelConfig& live, const ModelConfig& next) {
-  const auto before = storage_fields(live);
-  const auto after = storage_fields(next);
+std::vector<ConfigDifference> compare(const ModelConfig& live, const ModelConfig& next) {
+  auto before = storage_fields(live);
+  auto after = storage_fields(next);
+  std::vector<ConfigDifference> differences;
   for (std::size_t i = 0; i < before.size(); ++i) {
     if (before[i].second == after[i].second) continue;
-    return make_error(ErrorCode::kMismatch,
-                      "{} is {} in the live model and {} in the next; weights can be replaced in "
-                      "place only by weights of the same config",
-                      before[i].first, before[i].second, after[i].second);
+    const std::string_view field = before[i].first;
+    differences.push_back({.field = std::string(field),
+                           .live = std::move(before[i].second),
+                           .next = std::move(after[i].second),
+                           .constants_only =
+                               field.starts_with("rope") || field.starts_with("swiglu")});
   }
-  return {};
+  return differences;
+}
+
+Status check_replaceable(const ModelConfig& live, const ModelConfig& next) {
+  const auto differences = compare(live, next);
+  if (differences.empty()) return {};
+  const ConfigDifference& first = differences.front();
+  return make_error(ErrorCode::kMismatch,
+                    "{} is {} in the live model and {} in the next; weights can be replaced in "
+                    "place only by weights of the same config",
+                    first.field, first.live, first.next);
 }
 
 }  // namespace holdfast::config

@@ -82,6 +82,18 @@ inline constexpr std::size_t kMaxConfigBytes = 1u << 20;
 Result<ModelConfig> parse_model_config(std::string_view config_json,
                                        std::string_view generation_json = {});
 
+// A field that two configs do not agree on.
+struct ConfigDifference {
+  std::string field;  // as in config.json where it has one name there
+  std::string live;
+  std::string next;
+  // It decides only what constant slots hold (rope tables, SwiGLU's numbers); otherwise it shapes
+  // storage or captured code.
+  bool constants_only = false;
+};
+// Every difference in what shapes storage, graphs or constants; token ids are not compared.
+std::vector<ConfigDifference> compare(const ModelConfig& live, const ModelConfig& next);
+
 // Whether weights of `next` can replace weights of `live` in place: everything that shapes storage,
 // graphs or constants must be equal. Errors: kMismatch naming the field and both values.
 Status check_replaceable(const ModelConfig& live, const ModelConfig& next);

@@ -307,6 +307,16 @@ TEST(ModelConfig, EveryFieldThatShapesStorageOrConstantsMustBeEqualToReplace) {
     EXPECT_EQ(status.error().code(), ErrorCode::kMismatch);
     EXPECT_THAT(status.error().message(), HasSubstr(says));
   }
+  const auto next = parse_model_config(to_json(
+      gpt_oss_20b(),
+      {{"swiglu_limit", "6.5"}, {"rope_theta", "9"}, {"sliding_window", "64"}}));
+  ASSERT_TRUE(next.ok());
+  std::vector<std::string> fields;
+  for (const ConfigDifference& field : compare(*live, *next)) {
+    fields.push_back(field.field + (field.constants_only ? " constants" : " storage"));
+  }
+  EXPECT_THAT(fields, ::testing::ElementsAre("sliding_window storage", "rope_theta constants",
+                                             "swiglu_limit constants"));
   const auto other_tokens = parse_model_config(to_json(gpt_oss_20b(), {{"eos_token_id", "3"}}));
   EXPECT_TRUE(check_replaceable(*live, *other_tokens).ok());
 }
