@@ -93,6 +93,7 @@ Status Arena::exchange(Backing& backing) {
   Status status = device_.protect(backing.memory_, protection_);
   if (status.ok()) status = device_.exchange_backing(memory_, backing.memory_);
   if (!status.ok()) return status.error().with_context("arena " + name_);
+  if (exchange_counter_ != nullptr) ++*exchange_counter_;
   return {};
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -68,6 +69,8 @@ class Arena {
   // the protection that the arena has. Errors: kFailedPrecondition before seal, kMismatch for
   // another size, kDevice; on an error the arena is as before.
   Status exchange(Backing& backing);
+  // From now on each exchange adds 1 to `*counter`, which must outlive the arena.
+  void count_exchanges(std::uint64_t* counter) { exchange_counter_ = counter; }
 
  private:
   Arena(Device& device, std::string name, Memory memory)
@@ -78,6 +81,7 @@ class Arena {
   std::size_t used_bytes_ = 0;
   bool sealed_ = false;
   Protection protection_ = Protection::kReadWrite;
+  std::uint64_t* exchange_counter_ = nullptr;
 };
 
 }  // namespace holdfast::device

@@ -57,8 +57,9 @@ class Graph {
   // Looks for pointers in the arguments of the recorded kernels that the manifest does not declare.
   // Errors: kMismatch naming node, position and address.
   virtual Status check_parameters(const AddressHome& home) const = 0;
-  // Replays verbatim on `stream`. Errors: kFailedPrecondition when the home's layout generation is
-  // not the one that was captured over (O(1)); kDevice.
+  // Replays verbatim on `stream`. Errors, found in O(1): kFailedPrecondition when the home's layout
+  // generation is not the one that was captured over or its replay gate is closed, kPoisoned.
+  // kDevice.
   virtual Status launch(Stream& stream) = 0;
 };
 

@@ -30,6 +30,14 @@ struct AddressRange {
 enum class Access : std::uint8_t { kRead, kWrite, kReadWrite };
 enum class Protection : std::uint8_t { kNone, kReadOnly, kReadWrite };
 
+// Whether captured work may run over the memory of a home now.
+enum class ReplayGate : std::uint8_t {
+  kOpen,
+  kApplying,     // a commit is exchanging or writing what graphs read
+  kPoisoned,     // a commit failed half-way: the bytes are a mixture
+  kUnpublished,  // pages were exchanged under an arena and no commit has said so
+};
+
 // Who can say whether an address lies in a live slot: the Registry, seen from below.
 class AddressHome {
  public:
@@ -38,6 +46,8 @@ class AddressHome {
   // Changes whenever any slot's address changes, which from seal to close never happens: a graph
   // compares it in O(1) at every launch.
   virtual std::uint64_t layout_generation() const = 0;
+  // Compared in O(1) at every launch, as layout_generation is.
+  virtual ReplayGate replay_gate() const { return ReplayGate::kOpen; }
   // Whether the range lies wholly inside one live slot.
   virtual bool contains(const AddressRange& range) const = 0;
   // "slot layers.3.experts.swiglu_alpha + 0" or "no slot (nearest below: ...)".

@@ -171,7 +171,8 @@ Result<SlotId> define_packed(Registry& registry, const ExpertsSpec& spec,
             registry.bind(storage::ParameterSpec{.name = spec.parameter_prefix + "." + tensor.name,
                                                  .dtype = tensor.dtype,
                                                  .shape = tensor.source,
-                                                 .slot = std::nullopt}));
+                                                 .slot = std::nullopt,
+                                                 .expert_axis = true}));
   const std::string slot_name = spec.slot_prefix + "." + tensor.name + ".packed";
   HF_ASSIGN(const SlotId slot,
             registry.define(storage::SlotSpec{.name = slot_name,

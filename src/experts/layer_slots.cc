@@ -83,7 +83,8 @@ Result<SlotId> define_weight(Registry& registry, const ExpertsSpec& spec, const 
   HF_TRY(registry.bind(storage::ParameterSpec{.name = spec.parameter_prefix + "." + tensor,
                                               .dtype = dtype,
                                               .shape = shape,
-                                              .slot = slot}));
+                                              .slot = slot,
+                                              .expert_axis = true}));
   return slot;
 }
 

@@ -77,6 +77,12 @@ class CensusTest : public testing::Test {
 
   // A commit in small: fresh backing for every versioned arena, filled, exchanged.
   Status replace(float weight, float alpha) {
+    registry_.begin_apply();
+    const Status status = exchange_all(weight, alpha);
+    registry_.end_apply(true);
+    return status;
+  }
+  Status exchange_all(float weight, float alpha) {
     for (const auto& [id, value] : {std::pair{weight_, weight}, std::pair{alpha_, alpha}}) {
       device::Arena& arena = registry_.arena_of(id);
       HF_ASSIGN(device::Backing staged, arena.create_backing());

@@ -196,8 +196,32 @@ Result<ParameterId> Registry::bind(ParameterSpec spec) {
                       spec.name, spec.offset_bytes);
   }
   parameter_by_name_.emplace(spec.name, id);
+  if (spec.layer < 0) spec.layer = layer_of_name(spec.name);
   parameters_.push_back(std::move(spec));
   return id;
+}
+
+Status Registry::bind_alias(std::string name, ParameterId parameter) {
+  HF_TRY(check_building("alias", name));
+  if (name.empty()) return make_error(ErrorCode::kInvalidArgument, "an alias without a name");
+  if (parameter.index() >= parameters_.size()) {
+    return make_error(ErrorCode::kInvalidArgument, "alias {}: parameter id {} of {} parameters",
+                      name, parameter.value, parameters_.size());
+  }
+  const ParameterSpec& spec = parameters_[parameter.index()];
+  if (!spec.slot.has_value()) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      "alias {}: parameter {} has no slot, so two arrivals could not be compared",
+                      name, spec.name);
+  }
+  if (const auto taken = find_parameter(name)) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      "alias {} of parameter {}: the name is taken by {}", name, spec.name,
+                      parameters_[taken->index()].name);
+  }
+  parameter_by_name_.emplace(name, parameter);
+  aliases_.push_back({.name = std::move(name), .parameter = parameter});
+  return {};
 }
 
 namespace {

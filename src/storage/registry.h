@@ -3,6 +3,7 @@
 // const calls are safe from any thread, publish only from the engine thread between steps.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -33,6 +34,21 @@ struct SlotStamp {
   base::Digest digest;
 };
 
+// A constant slot and other bytes for it. Whoever is given one by publish swaps the bytes.
+struct ConstantChange {
+  SlotId slot = {};
+  std::vector<std::byte> value = {};
+};
+// What a commit replaces besides the bytes in the slots. publish exchanges it with the registry's,
+// so that the caller holds what was there before and nothing is allocated.
+struct PublishedState {
+  std::string label = {};
+  std::vector<ConstantChange> constants = {};
+};
+
+// Identifies a transaction of one registry; monotonic, never 0.
+using TransactionId = base::StrongId<struct TransactionIdTag, std::uint64_t>;
+
 class Registry final : public device::AddressHome {
  public:
   Registry();
@@ -53,6 +69,9 @@ class Registry final : public device::AddressHome {
   // that is not kWeight, an offset without a slot), kMismatch (dtype differs from the slot's, range
   // leaves the slot, overlaps another parameter's range), kResourceExhausted over kMaxParameters.
   Result<ParameterId> bind(ParameterSpec spec);
+  // A second name for a parameter that has a slot. Errors: kInvalidArgument (empty name, a name
+  // that is taken, an unknown or transient parameter).
+  Status bind_alias(std::string name, ParameterId parameter);
   // Errors: kInvalidArgument (duplicate or empty name, no function, no output, slice_count < 1, an
   // output not kDerived or with two derivations, an unknown or unversioned input), kMismatch (a
   // sliced input or output whose first dimension is not slice_count).
@@ -70,6 +89,8 @@ class Registry final : public device::AddressHome {
   std::uint64_t layout_generation() const override { return layout_generation_; }
   bool contains(const device::AddressRange& range) const override;
   std::string describe(std::uintptr_t address) const override;
+  // Engine thread.
+  device::ReplayGate replay_gate() const override;
 
   // --- sealed
   RegistryState state() const { return state_; }
@@ -81,7 +102,9 @@ class Registry final : public device::AddressHome {
   // The slot whose range holds `address`.
   std::optional<SlotId> resolve(std::uintptr_t address) const;
   std::span<const ParameterSpec> parameters() const { return parameters_; }
+  // By its own name or an alias.
   std::optional<ParameterId> find_parameter(std::string_view name) const;
+  std::span<const ParameterAlias> aliases() const { return aliases_; }
   // In dependency order once sealed.
   std::span<const Derivation> derivations() const { return derivations_; }
   // The bytes that a constant slot must hold; empty for other slots.
@@ -96,6 +119,21 @@ class Registry final : public device::AddressHome {
   // Records a commit whose bytes are in place: `epoch` on every versioned slot, the digests given.
   // Called by Transaction alone. Asserts epoch == epoch() + 1 or a roll-back to epoch() - 1.
   void publish(Epoch epoch, std::span<const SlotStamp> stamps);
+  // The same, and exchanges the label and the constants' bytes with `state`'s.
+  void publish(Epoch epoch, std::span<const SlotStamp> stamps, PublishedState& state);
+  // Says which weights these are, in the words of who published them; empty before the first label.
+  const std::string& label() const { return label_; }
+
+  // Around what a commit does to live bytes: from begin_apply no graph is launched, until publish
+  // or, when nothing was published, end_apply. Not restored means poisoned until the next publish.
+  // Called by Transaction alone.
+  void begin_apply();
+  void end_apply(bool restored);
+  // No graph is launched until the next publish. Any thread.
+  void poison() { gate_ = device::ReplayGate::kPoisoned; }
+  bool poisoned() const { return gate_.load() == device::ReplayGate::kPoisoned; }
+  // Each call gives another id. Any thread.
+  TransactionId next_transaction_id() { return TransactionId{++last_transaction_}; }
 
   // What an engine with the field's defect does (the drill's `rebind-constants`): new storage for
   // every slot of the arena, the old storage freed, the values copied, the graphs not told.
@@ -123,6 +161,7 @@ class Registry final : public device::AddressHome {
   device::Device* device_ = nullptr;
   std::vector<Slot> slots_;
   std::vector<ParameterSpec> parameters_;
+  std::vector<ParameterAlias> aliases_;
   std::vector<Derivation> derivations_;
   std::unordered_map<std::string, SlotId> slot_by_name_;
   std::unordered_map<std::string, ParameterId> parameter_by_name_;
@@ -134,6 +173,12 @@ class Registry final : public device::AddressHome {
   std::vector<std::unique_ptr<ArenaRecord>> arenas_;
   std::vector<SlotId> by_address_;  // sorted once sealed
   Epoch epoch_;
+  std::string label_;
+  std::atomic<device::ReplayGate> gate_{device::ReplayGate::kOpen};
+  // Of versioned arenas: all, and how many the last publish or seal knew of.
+  std::uint64_t exchanges_ = 0;
+  std::uint64_t known_exchanges_ = 0;
+  std::atomic<std::uint64_t> last_transaction_{0};
 };
 
 }  // namespace holdfast::storage

@@ -140,7 +140,10 @@ Status Registry::seal(device::Device& device) {
     arenas.push_back(std::move(arena));
   }
   // Nothing below fails: either all addresses are installed or none.
-  for (std::size_t i = 0; i < arenas.size(); ++i) arenas_[i]->arena = std::move(arenas[i]);
+  for (std::size_t i = 0; i < arenas.size(); ++i) {
+    arenas[i]->count_exchanges(&exchanges_);
+    arenas_[i]->arena = std::move(arenas[i]);
+  }
   for (Slot& slot : slots_) slot.range = ranges[slot.id.index()];
   device_ = &device;
   state_ = RegistryState::kSealed;
@@ -169,6 +172,7 @@ Status Registry::inject_rebind(std::string_view arena_name) {
             device::Arena::create(*device_, record.name, record.bytes));
   HF_TRY(copy_through_host(*device_, fresh->memory(), record.arena->memory()));
   fresh->seal();
+  fresh->count_exchanges(&exchanges_);
   HF_TRY(fresh->protect(record.arena->protection()));
   const auto from = reinterpret_cast<std::uintptr_t>(record.arena->memory().address);
   const auto to = reinterpret_cast<std::uintptr_t>(fresh->memory().address);

@@ -97,6 +97,33 @@ device::Arena& Registry::arena_of(SlotId id) const {
   return *arenas_[arena_of_slot_[id.index()]]->arena;
 }
 
+device::ReplayGate Registry::replay_gate() const {
+  const device::ReplayGate gate = gate_.load(std::memory_order_relaxed);
+  if (gate != device::ReplayGate::kOpen) return gate;
+  return exchanges_ == known_exchanges_ ? gate : device::ReplayGate::kUnpublished;
+}
+
+void Registry::begin_apply() {
+  HF_ASSERT(state_ == RegistryState::kSealed, "begin_apply needs a sealed registry");
+  gate_ = device::ReplayGate::kApplying;
+}
+
+void Registry::end_apply(bool restored) {
+  known_exchanges_ = exchanges_;
+  gate_ = restored ? device::ReplayGate::kOpen : device::ReplayGate::kPoisoned;
+}
+
+void Registry::publish(Epoch epoch, std::span<const SlotStamp> stamps, PublishedState& state) {
+  publish(epoch, stamps);
+  label_.swap(state.label);
+  for (ConstantChange& change : state.constants) {
+    const auto found = constant_values_.find(change.slot);
+    HF_ASSERT(found != constant_values_.end() && found->second.size() == change.value.size(),
+              "another value for slot " + slot(change.slot).spec.name + ", of another size");
+    found->second.swap(change.value);
+  }
+}
+
 void Registry::publish(Epoch epoch, std::span<const SlotStamp> stamps) {
   HF_ASSERT(state_ == RegistryState::kSealed, "publish needs a sealed registry");
   HF_ASSERT(epoch.value == epoch_.value + 1 || epoch.value + 1 == epoch_.value,
@@ -110,6 +137,7 @@ void Registry::publish(Epoch epoch, std::span<const SlotStamp> stamps) {
     slots_[stamp.slot.index()].digest = stamp.digest;
   }
   epoch_ = epoch;
+  end_apply(true);
 }
 
 }  // namespace holdfast::storage

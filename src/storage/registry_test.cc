@@ -108,6 +108,34 @@ TEST_F(RegistryTest, ARangeThatLeavesItsSlotIsNotContained) {
   EXPECT_FALSE(registry_.contains({0, 1}));
 }
 
+TEST_F(RegistryTest, AnAliasNamesAParameterThatHasASlotAndNothingElse) {
+  bound_weight("embed");
+  const auto embed = registry_.find_parameter("embed.param").value();
+  ASSERT_TRUE(registry_.bind_alias("lm_head.weight", embed).ok());
+  EXPECT_EQ(registry_.find_parameter("lm_head.weight"), embed);
+  ASSERT_EQ(registry_.aliases().size(), 1u);
+  EXPECT_EQ(registry_.aliases()[0].name, "lm_head.weight");
+  EXPECT_EQ(registry_.bind_alias("lm_head.weight", embed).error().code(),
+            ErrorCode::kInvalidArgument);
+  EXPECT_FALSE(registry_.bind_alias("embed.param", embed).ok());
+  EXPECT_FALSE(registry_.bind_alias("", embed).ok());
+  EXPECT_FALSE(registry_.bind_alias("x", ParameterId{9}).ok());
+  const auto transient =
+      registry_.bind({.name = "t", .dtype = DType::kU8, .shape = Shape{4}, .slot = {}}).value();
+  EXPECT_FALSE(registry_.bind_alias("y", transient).ok());
+  EXPECT_FALSE(registry_.bind({.name = "lm_head.weight", .shape = Shape{4}, .slot = {}}).ok());
+}
+
+TEST(LayerOfName, IsTheNumberAfterLayersOrMinusOne) {
+  EXPECT_EQ(layer_of_name("model.layers.12.mlp.weight"), 12);
+  EXPECT_EQ(layer_of_name("layers.0"), 0);
+  EXPECT_EQ(layer_of_name("model.embed_tokens.weight"), -1);
+  EXPECT_EQ(layer_of_name("model.mylayers.3.x"), -1);
+  EXPECT_EQ(layer_of_name("model.layers.3x.y"), -1);
+  EXPECT_EQ(layer_of_name("model.layers."), -1);
+  EXPECT_EQ(layer_of_name("layers.99999999999.x"), -1);
+}
+
 TEST_F(RegistryTest, AnAddressIsDescribedByItsSlotOrTheNearestOneBelow) {
   const SlotId id = bound_weight("layers.3.bias");
   ASSERT_TRUE(registry_.seal(device_).ok());

@@ -57,6 +57,9 @@ struct Slot {
   std::optional<base::Digest> digest = {};
 };
 
+// The layout tag of a dense row-major tensor as publishers store it.
+inline constexpr std::string_view kCheckpointLayout = "checkpoint";
+
 // A checkpoint tensor that the model needs. Resident: its bytes land in `slot` at `offset_bytes`
 // unchanged. Transient (no slot): it lives in staging only and feeds derivations.
 struct ParameterSpec {
@@ -65,11 +68,25 @@ struct ParameterSpec {
   tensor::Shape shape = {};
   std::optional<SlotId> slot = {};
   std::size_t offset_bytes = 0;
+  // Where in the model: -1 means outside of the layers. Registry::bind reads it from the name
+  // ("...layers.N...") when it is left at -1.
+  std::int64_t layer = -1;
+  bool expert_axis = false;  // the first dimension is the expert
+  // How the bytes are laid out; a source with another tag is refused.
+  std::string layout = std::string(kCheckpointLayout);
+};
+// N of "...layers.N." or "layers.N" in a name; -1 when there is none.
+std::int64_t layer_of_name(std::string_view name);
+
+// A second published name of a parameter (tied embeddings): both are legal, the storage is one.
+struct ParameterAlias {
+  std::string name = {};
+  ParameterId parameter = {};
 };
 
 using DeriveInput = std::variant<ParameterId, SlotId>;
 // Computes outputs from inputs on `stream`; all views lie in staging (or in a source's mapping) and
-// inputs must not be written. Called once per slice, in order.
+// inputs must not be written. Called once per slice, in any order.
 using DeriveFunction =
     std::function<Status(device::Stream& stream, std::span<const tensor::TensorView> inputs,
                          std::span<const tensor::TensorView> outputs)>;

@@ -40,6 +40,26 @@ bool any_contains(const std::vector<AddressRange>& ranges, std::uintptr_t addres
   return false;
 }
 
+Error closed_gate(const std::string& label, ReplayGate gate) {
+  switch (gate) {
+    case ReplayGate::kPoisoned:
+      return make_error(ErrorCode::kPoisoned,
+                        "graph {}: a reload failed half-way and what it reads is a mixture; it "
+                        "runs again after a complete reload",
+                        label);
+    case ReplayGate::kApplying:
+      return make_error(ErrorCode::kFailedPrecondition,
+                        "graph {}: launched while a commit is applying; launch it after the commit",
+                        label);
+    case ReplayGate::kUnpublished:
+    case ReplayGate::kOpen: break;
+  }
+  return make_error(ErrorCode::kFailedPrecondition,
+                    "graph {}: pages were exchanged under an arena since the last commit, and no "
+                    "commit has published them",
+                    label);
+}
+
 }  // namespace
 
 void CpuRecording::add(const CpuKernel& kernel) {
@@ -119,6 +139,9 @@ Status CpuGraph::launch(Stream& stream) {
                       "graph {} was captured over layout generation {}, now it is {}: its "
                       "addresses are no longer valid; it must not be replayed",
                       label_, layout_generation_, home_.layout_generation());
+  }
+  if (const ReplayGate gate = home_.replay_gate(); gate != ReplayGate::kOpen) {
+    return closed_gate(label_, gate);
   }
   if (stream.capturing()) {
     return make_error(ErrorCode::kFailedPrecondition, "graph {}: launched inside a capture",
