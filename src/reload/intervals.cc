@@ -30,6 +30,40 @@ bool Intervals::add(std::uint64_t begin, std::uint64_t end) {
   return true;
 }
 
+void Intervals::cover(std::uint64_t begin, std::uint64_t end) {
+  HF_ASSERT(begin < end, "an interval holds at least one byte");
+  // All that touch [begin, end) become one with it.
+  const auto first =
+      std::lower_bound(sorted_.begin(), sorted_.end(), begin,
+                       [](const Interval& i, std::uint64_t at) { return i.end < at; });
+  auto last = first;
+  while (last != sorted_.end() && last->begin <= end) {
+    begin = std::min(begin, last->begin);
+    end = std::max(end, last->end);
+    ++last;
+  }
+  sorted_.insert(sorted_.erase(first, last), Interval{begin, end});
+}
+
+bool Intervals::intersects(std::uint64_t begin, std::uint64_t end) const {
+  const auto after =
+      std::upper_bound(sorted_.begin(), sorted_.end(), begin,
+                       [](std::uint64_t at, const Interval& i) { return at < i.end; });
+  return after != sorted_.end() && after->begin < end;
+}
+
+std::optional<Interval> Intervals::first_hole_in(std::uint64_t begin, std::uint64_t end) const {
+  if (begin >= end) return std::nullopt;
+  const auto after =
+      std::upper_bound(sorted_.begin(), sorted_.end(), begin,
+                       [](std::uint64_t at, const Interval& i) { return at < i.end; });
+  if (after == sorted_.end()) return Interval{begin, end};
+  if (after->begin > begin) return Interval{begin, std::min(after->begin, end)};
+  if (after->end >= end) return std::nullopt;
+  const auto next = std::next(after);
+  return Interval{after->end, next == sorted_.end() ? end : std::min(next->begin, end)};
+}
+
 std::optional<Interval> Intervals::first_hole(std::uint64_t bytes) const {
   if (bytes == 0) return std::nullopt;
   if (sorted_.empty()) return Interval{0, bytes};

@@ -85,10 +85,10 @@ TEST(Plan, ReadsItsTextAndStrategyNames) {
   EXPECT_THAT(text, HasSubstr("0 -> 1 by remap"));
   EXPECT_THAT(text, HasSubstr("layers.1.pack: 2 of 2 inputs from the source, 3 slices -> "
                               "layers.1.experts.packed"));
-  for (const auto strategy : {kRemap, kCopy}) {
+  for (const CommitStrategy strategy : kCommitStrategies) {
     EXPECT_EQ(commit_strategy_from_name(commit_strategy_name(strategy)), strategy);
   }
-  EXPECT_EQ(commit_strategy_from_name("stream"), std::nullopt);
+  EXPECT_EQ(commit_strategy_from_name("move"), std::nullopt);
 }
 
 void erase(FakeSource& source, std::string_view name) {

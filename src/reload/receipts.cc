@@ -8,6 +8,23 @@ namespace {
 
 DeliveryId delivery_at(std::size_t index) { return DeliveryId{static_cast<std::uint32_t>(index)}; }
 
+// What of a sliced input is not wanted counts as arrived.
+void exclude_rows(Receipt& receipt, const std::vector<std::int64_t>& slices,
+                  std::int64_t slice_count) {
+  const std::uint64_t row_bytes = receipt.bytes / static_cast<std::uint64_t>(slice_count);
+  std::int64_t next = 0;
+  const auto exclude_until = [&](std::int64_t end) {
+    if (end <= next) return;
+    receipt.arrived.add(static_cast<std::uint64_t>(next) * row_bytes,
+                        static_cast<std::uint64_t>(end) * row_bytes);
+  };
+  for (const std::int64_t slice : slices) {
+    exclude_until(slice);
+    next = slice + 1;
+  }
+  exclude_until(slice_count);
+}
+
 }  // namespace
 
 ReceiptBook::ReceiptBook(const storage::Registry& registry, const ReloadPlan& plan)
@@ -18,13 +35,14 @@ ReceiptBook::ReceiptBook(const storage::Registry& registry, const ReloadPlan& pl
   for (const DeriveStep& step : plan.derivations) {
     first_of_derivation_.push_back(delivery_at(receipts_.size()));
     const storage::Derivation& derivation = registry.derivations()[step.derivation_index];
-    for (std::size_t i = 0; i < step.source_of_input.size(); ++i) {
-      if (!step.source_of_input[i].has_value()) continue;
+    for (std::size_t i = 0; i < step.from_source.size(); ++i) {
+      if (!step.from_source[i]) continue;
       const auto id = std::get<storage::ParameterId>(derivation.inputs[i]);
       const storage::ParameterSpec& parameter = registry.parameters()[id.index()];
       // make_plan has checked that the size does not overflow.
       const std::size_t bytes = tensor::byte_size(parameter.dtype, parameter.shape).value();
       receipts_.push_back({.parameter = id, .bytes = bytes, .arrived = {}});
+      exclude_rows(receipts_.back(), step.slices, derivation.slice_count);
     }
   }
 }

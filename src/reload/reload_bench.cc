@@ -147,9 +147,12 @@ void measure(benchmark::State& state, BenchModel& model, CommitStrategy strategy
     state.SetIterationTime(static_cast<double>(report.*Step) * 1e-9);
   }
   state.SetBytesProcessed(static_cast<std::int64_t>(report.versioned_bytes) * state.iterations());
+  const auto sum = [](std::uint64_t device, std::uint64_t host) {
+    return static_cast<double>(device + host);
+  };
   state.counters["declared/measured peak"] =
-      static_cast<double>(report.declared_peak_device_bytes) /
-      static_cast<double>(report.measured_peak_device_bytes);
+      sum(report.declared_peak_device_bytes, report.declared_peak_host_bytes) /
+      sum(report.measured_peak_device_bytes, report.measured_peak_host_bytes);
 }
 
 template <std::int64_t TransactionReport::*Step, CommitStrategy Strategy>
@@ -166,6 +169,7 @@ void BM_StageFromFile(benchmark::State& state) {
 
 constexpr auto kRemap = CommitStrategy::kRemap;
 constexpr auto kCopy = CommitStrategy::kCopy;
+constexpr auto kStream = CommitStrategy::kStream;
 double least(const std::vector<double>& values) {
   return *std::min_element(values.begin(), values.end());
 }
@@ -179,6 +183,7 @@ BENCHMARK(BM_StageFromFile)->Name("stage/file")->Apply(sizes);
 BENCHMARK(BM_Reload<&TransactionReport::prepare_ns, kRemap>)->Name("prepare")->Apply(sizes);
 BENCHMARK(BM_Reload<&TransactionReport::pause_ns, kRemap>)->Name("pause/remap")->Apply(sizes);
 BENCHMARK(BM_Reload<&TransactionReport::pause_ns, kCopy>)->Name("pause/copy")->Apply(sizes);
+BENCHMARK(BM_Reload<&TransactionReport::pause_ns, kStream>)->Name("pause/stream")->Apply(sizes);
 BENCHMARK(BM_Reload<&TransactionReport::verify_ns, kRemap>)->Name("verify")->Apply(sizes);
 
 }  // namespace

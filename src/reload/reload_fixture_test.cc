@@ -156,11 +156,13 @@ Status define_layer(storage::Registry& registry, const std::string& prefix, std:
   HF_ASSIGN(const auto blocks, registry.bind({.name = "model." + prefix + ".experts.gate_blocks",
                                               .dtype = DType::kU8,
                                               .shape = {experts, kBlockBytes},
-                                              .slot = {}}));
+                                              .slot = {},
+                                              .expert_axis = true}));
   HF_ASSIGN(const auto scales, registry.bind({.name = "model." + prefix + ".experts.gate_scales",
                                               .dtype = DType::kU8,
                                               .shape = {experts, kScaleBytes},
-                                              .slot = {}}));
+                                              .slot = {},
+                                              .expert_axis = true}));
   HF_ASSIGN(const auto sums, derived(registry, prefix + ".experts.sums", DType::kI32, {experts}));
   // Before what it reads: the registry puts derivations in order.
   HF_TRY(registry.derive({.name = prefix + ".sums",
@@ -210,6 +212,9 @@ SumArgs sum_args(const storage::Registry& registry) {
 
 Status define_tiny(storage::Registry& registry, const TinyOptions& options) {
   HF_TRY(bind_weight(registry, "embed", {13, kHidden}));
+  if (options.alias) {
+    HF_TRY(registry.bind_alias("lm_head.weight", registry.find_parameter("model.embed").value()));
+  }
   if (options.big_rows > 0) HF_TRY(bind_weight(registry, "big", {options.big_rows, 64}));
   for (std::int64_t layer = 0; layer < options.layers; ++layer) {
     HF_TRY(define_layer(registry, fmt::format("layers.{}", layer), options.experts));

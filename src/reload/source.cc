@@ -2,6 +2,8 @@
 
 #include <vector>
 
+#include "base/error.h"
+
 namespace holdfast::reload {
 namespace {
 
@@ -36,11 +38,32 @@ class CheckpointSource final : public Source {
   std::vector<SourceTensor> tensors_;
 };
 
+class ManifestSource final : public Source {
+ public:
+  explicit ManifestSource(Manifest manifest) : manifest_(std::move(manifest)) {}
+  std::string describe() const override { return manifest_.description; }
+  const config::ModelConfig& config() const override { return manifest_.config; }
+  std::span<const SourceTensor> tensors() const override { return manifest_.tensors; }
+  Status read(std::size_t index, std::uint64_t, std::span<std::byte>) override {
+    return make_error(ErrorCode::kFailedPrecondition,
+                      "{} pushes its bytes, so tensor {} cannot be read from it: use put",
+                      manifest_.description, manifest_.tensors[index].name);
+  }
+  Status finish() override { return {}; }
+
+ private:
+  Manifest manifest_;
+};
+
 }  // namespace
 
 std::unique_ptr<Source> make_checkpoint_source(
     std::shared_ptr<const checkpoint::Checkpoint> checkpoint) {
   return std::make_unique<CheckpointSource>(std::move(checkpoint));
+}
+
+std::unique_ptr<Source> make_manifest_source(Manifest manifest) {
+  return std::make_unique<ManifestSource>(std::move(manifest));
 }
 
 }  // namespace holdfast::reload

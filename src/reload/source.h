@@ -3,19 +3,38 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "checkpoint/checkpoint.h"
 #include "config/model_config.h"
 #include "holdfast/result.h"
+#include "storage/slot.h"
 
 namespace holdfast::reload {
 
+// Rows [begin, begin + count) of a tensor's first axis.
+struct RowRange {
+  std::int64_t begin = 0;
+  std::int64_t count = 0;
+  std::int64_t end() const { return begin + count; }
+  friend bool operator==(const RowRange&, const RowRange&) = default;
+};
+
 struct SourceTensor {
-  std::string name;
+  std::string name = {};
   tensor::DType dtype = tensor::DType::kBF16;
-  tensor::Shape shape;
+  tensor::Shape shape = {};  // of the whole tensor, also when only `rows` of it come
+  // How its bytes are laid out; anything but what the parameter expects is refused.
+  std::string layout = std::string(storage::kCheckpointLayout);
+  // Which part of a sharded tensor this is; this engine accepts 0 of 1 alone.
+  std::int64_t shard_index = 0;
+  std::int64_t shard_count = 1;
+  // Only these rows come; offsets of read() count from the first of them. Several entries of one
+  // name may share a tensor's rows.
+  std::optional<RowRange> rows = {};
 };
 
 class Source {
@@ -34,5 +53,14 @@ class Source {
 // Reads from an open checkpoint.
 std::unique_ptr<Source> make_checkpoint_source(
     std::shared_ptr<const checkpoint::Checkpoint> checkpoint);
+
+// What a trainer that pushes its bytes announces: a manifest to plan from. read() is refused: the
+// bytes come by Transaction::put.
+struct Manifest {
+  std::string description;
+  config::ModelConfig config;
+  std::vector<SourceTensor> tensors;
+};
+std::unique_ptr<Source> make_manifest_source(Manifest manifest);
 
 }  // namespace holdfast::reload

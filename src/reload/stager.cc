@@ -1,23 +1,22 @@
 #include "reload/stager.h"
 
 #include <algorithm>
-#include <cstring>
-#include <vector>
 
 #include "base/error.h"
-#include "reload/sanity.h"
-#include "reload/unwritten.h"
+#include "reload/arrivals.h"
+#include "reload/derive.h"
 
 namespace holdfast::reload {
 namespace {
 
+using storage::ParameterId;
 using tensor::TensorView;
 
-// One tensor of the source on its way to one use.
+// One parameter on its way to one use.
 struct Delivery {
-  std::size_t source_index = 0;
-  storage::ParameterId parameter;
+  ParameterId parameter;
   DeliveryId receipt;
+  std::uint64_t receipt_origin = 0;  // where in the parameter the receipt's byte 0 is
 };
 
 // An input of a derivation that lives in the host buffer only while its slice runs.
@@ -33,143 +32,132 @@ struct alignas(kTransientAlignment) TransientBlock {
 
 class Stager {
  public:
-  explicit Stager(const StageJob& job)
-      : job_(job), transient_(transient_bytes(job.registry, job.plan) / sizeof(TransientBlock)) {}
-
+  explicit Stager(const StageJob& job);
   Status run();
 
  private:
-  static std::uint64_t transient_bytes(const storage::Registry& registry, const ReloadPlan& plan);
-  const storage::ParameterSpec& parameter(storage::ParameterId id) const {
+  const storage::ParameterSpec& parameter(ParameterId id) const {
     return job_.registry.parameters()[id.index()];
   }
-  Status check_cancelled() const;
-  Status check_delivery(std::size_t source_index, storage::ParameterId id) const;
+  DeriveTarget target() const { return {job_.registry, job_.staging, job_.stream}; }
   Status read(const Delivery& delivery, std::uint64_t offset, std::span<std::byte> to);
-  Status check_sane(const Delivery& delivery, std::uint64_t offset,
-                    std::span<const std::byte> bytes) const;
+  Status read_piece(ParameterId id, const SourcePiece& piece, std::uint64_t offset,
+                    std::span<std::byte> to);
   Status copy(std::size_t copy_index);
-  Status write_constants();
+  Status compare_alias(ParameterId id);
   Status derive(std::size_t step_index);
-  Status check_inputs_fresh(const storage::Derivation& derivation) const;
-  Status run_slice(const storage::Derivation& derivation, std::int64_t slice);
+  void lay_out_inputs(std::size_t step_index);
 
   const StageJob& job_;
+  Arrivals arrivals_;
   std::vector<TransientBlock> transient_;
+  std::vector<std::byte> chunk_;  // for casts and aliases; empty when the plan has none
   // Of the derivation that runs now.
   std::vector<TransientInput> transient_inputs_;
   std::vector<TensorView> inputs_;
 };
 
-std::uint64_t Stager::transient_bytes(const storage::Registry& registry, const ReloadPlan& plan) {
+Stager::Stager(const StageJob& job) : job_(job), arrivals_(job.registry, job.plan) {
   std::uint64_t most = 0;
-  for (const DeriveStep& step : plan.derivations) {
-    most = std::max(most, transient_buffer_bytes(registry, step));
+  for (const DeriveStep& step : job.plan.derivations) {
+    most = std::max(most, transient_buffer_bytes(job.registry, step));
   }
-  return most;
+  transient_.resize(most / sizeof(TransientBlock));
+  const bool needs_chunk = std::any_of(
+      job.plan.feeds.begin(), job.plan.feeds.end(), [](const ParameterFeed& feed) {
+        return feed.cast_from.has_value() || feed.alias_source.has_value();
+      });
+  if (needs_chunk) chunk_.resize(kStageChunkBytes);
+  job.log.peak_host_bytes = most + chunk_.size();
 }
 
-Status Stager::check_cancelled() const {
-  if (job_.cancel != nullptr && job_.cancel->load(std::memory_order_relaxed)) {
-    return make_error(ErrorCode::kCancelled, "cancelled while staging {}", job_.plan.source);
-  }
-  return {};
-}
-
-// The plan holds indexes into the tensors of the source that it was made from.
-Status Stager::check_delivery(std::size_t source_index, storage::ParameterId id) const {
+// Reads stored bytes [offset, offset + to.size()) of a parameter, at most a chunk, from `piece`,
+// which holds them all.
+Status Stager::read_piece(ParameterId id, const SourcePiece& piece, std::uint64_t offset,
+                          std::span<std::byte> to) {
   const storage::ParameterSpec& spec = parameter(id);
-  const auto tensors = job_.source.tensors();
-  if (source_index < tensors.size()) {
-    const SourceTensor& tensor = tensors[source_index];
-    if (tensor.name == spec.name && tensor.dtype == spec.dtype && tensor.shape == spec.shape) {
-      return {};
-    }
+  const auto cast_from = job_.plan.feeds[id.index()].cast_from;
+  const auto from_bits = static_cast<std::uint64_t>(
+      tensor::dtype_bits(cast_from.value_or(spec.dtype)));
+  const auto to_bits = static_cast<std::uint64_t>(tensor::dtype_bits(spec.dtype));
+  const auto in_source = [&](std::uint64_t bytes) { return bytes * from_bits / to_bits; };
+  const std::uint64_t at = in_source(offset - piece.begin);
+  const auto bytes =
+      cast_from ? std::span(chunk_).first(in_source(to.size())) : std::span<std::byte>(to);
+  if (auto status = job_.source.read(piece.source_index, at, bytes); !status.ok()) {
+    return status.error().with_context(
+        fmt::format("tensor {} bytes [{}, {})", spec.name, at, at + bytes.size()));
   }
-  return make_error(ErrorCode::kMismatch,
-                    "{} is not what the plan was made from ({}): its tensor {} is {}, expected {}; "
-                    "make the plan anew",
-                    job_.source.describe(), job_.plan.source, source_index,
-                    source_index < tensors.size() ? tensors[source_index].name : "absent",
-                    spec.name);
-}
-
-Status Stager::check_sane(const Delivery& delivery, std::uint64_t offset,
-                          std::span<const std::byte> bytes) const {
-  const storage::ParameterSpec& spec = parameter(delivery.parameter);
-  const Insanity insanity = insanity_of(spec.name, spec.dtype);
-  const auto index = find_insane(bytes, insanity);
-  if (!index.has_value()) return {};
-  const std::uint64_t first =
-      offset * 8 / static_cast<std::uint64_t>(tensor::dtype_bits(spec.dtype));
-  return make_error(ErrorCode::kCorrupt, "tensor {} {} {}: element {} is {}", spec.name,
-                    tensor::dtype_name(spec.dtype), spec.shape.to_string(), first + *index,
-                    insanity_text(insanity));
+  // Now, while the chunk is in the cache.
+  arrivals_.note_source(id, in_source(offset), bytes);
+  if (cast_from) cast_elements(*cast_from, bytes, spec.dtype, to);
+  arrivals_.note_value(id, to);
+  return check_sane(spec, offset, to);
 }
 
 Status Stager::read(const Delivery& delivery, std::uint64_t offset, std::span<std::byte> to) {
+  const auto& pieces = job_.plan.feeds[delivery.parameter.index()].pieces;
+  auto piece = std::find_if(pieces.begin(), pieces.end(),
+                            [&](const SourcePiece& p) { return p.end > offset; });
+  // A cast from the widest type to the narrowest fills the chunk buffer to the last byte.
+  const std::size_t most = kStageChunkBytes / (chunk_.empty() ? 1 : sizeof(float));
   for (std::size_t done = 0; done < to.size();) {
-    HF_TRY(check_cancelled());
-    const auto chunk = to.subspan(done, std::min(kStageChunkBytes, to.size() - done));
+    HF_TRY(job_.guard.check("staging"));
     const std::uint64_t at = offset + done;
-    if (auto status = job_.source.read(delivery.source_index, at, chunk); !status.ok()) {
-      return status.error().with_context(fmt::format(
-          "tensor {} bytes [{}, {})", parameter(delivery.parameter).name, at, at + chunk.size()));
-    }
-    HF_TRY(job_.receipts.record(delivery.receipt, at, chunk.size()));
-    // Now, while the chunk is in the cache.
-    HF_TRY(check_sane(delivery, at, chunk));
-    done += chunk.size();
+    while (piece->end <= at) ++piece;
+    const std::size_t bytes =
+        std::min<std::uint64_t>({most, to.size() - done, piece->end - at});
+    job_.log.wrote = true;
+    HF_TRY(read_piece(delivery.parameter, *piece, at, to.subspan(done, bytes)));
+    HF_TRY(job_.receipts.record(delivery.receipt, at - delivery.receipt_origin, bytes));
+    done += bytes;
   }
   return {};
 }
 
 Status Stager::copy(std::size_t copy_index) {
   const CopyStep& step = job_.plan.copies[copy_index];
-  HF_TRY(check_delivery(step.source_index, step.parameter));
   const auto to = job_.staging.bytes(step.slot).subspan(step.offset_bytes, step.bytes);
-  HF_TRY(read({.source_index = step.source_index,
-               .parameter = step.parameter,
-               .receipt = job_.receipts.of_copy(copy_index)},
-              0, to));
+  HF_TRY(read({.parameter = step.parameter,
+               .receipt = job_.receipts.of_copy(copy_index),
+               .receipt_origin = step.parameter_offset},
+              step.parameter_offset, to));
   return job_.staging.record(step.slot, step.offset_bytes, step.bytes);
 }
 
-Status Stager::write_constants() {
-  for (const storage::SlotId id : job_.staging.slots()) {
-    const auto value = job_.registry.constant_value(id);
-    if (job_.registry.slot(id).spec.slot_class != storage::SlotClass::kConstant) continue;
-    const auto to = job_.staging.bytes(id);
-    if (value.size() != to.size()) {
-      return make_error(ErrorCode::kFailedPrecondition,
-                        "constant slot {} has {} bytes and a value of {}: define it with "
-                        "define_constant",
-                        job_.registry.slot(id).spec.name, to.size(), value.size());
+// Both names of a parameter came: they must be one tensor.
+Status Stager::compare_alias(ParameterId id) {
+  const ParameterFeed& feed = job_.plan.feeds[id.index()];
+  if (!feed.alias_source.has_value()) return {};
+  const storage::ParameterSpec& spec = parameter(id);
+  const tensor::DType dtype = feed.cast_from.value_or(spec.dtype);
+  const std::uint64_t bytes = tensor::byte_size(dtype, spec.shape).value();
+  // Twice from the source, because a cast leaves nothing to compare with.
+  const auto digest_of_source = [&](std::size_t index) -> Result<base::Digest> {
+    base::DigestStream digest;
+    for (std::uint64_t at = 0; at < bytes;) {
+      HF_TRY(job_.guard.check("staging"));
+      const auto chunk =
+          std::span(chunk_).first(std::min<std::uint64_t>(chunk_.size(), bytes - at));
+      HF_TRY(job_.source.read(index, at, chunk));
+      digest.add(chunk);
+      at += chunk.size();
     }
-    std::memcpy(to.data(), value.data(), value.size());
-    HF_TRY(job_.staging.record(id, 0, value.size()));
-  }
-  return {};
+    return digest.digest();
+  };
+  const std::size_t first = feed.pieces.front().source_index;
+  HF_ASSIGN(const base::Digest one, digest_of_source(first));
+  HF_ASSIGN(const base::Digest other, digest_of_source(*feed.alias_source));
+  if (one == other) return {};
+  return make_error(ErrorCode::kMismatch,
+                    "tensors {} and {} are one parameter and differ: digests {} and {}",
+                    job_.source.tensors()[first].name,
+                    job_.source.tensors()[*feed.alias_source].name, one.to_hex(), other.to_hex());
 }
 
-Status Stager::check_inputs_fresh(const storage::Derivation& derivation) const {
-  for (const storage::DeriveInput& input : derivation.inputs) {
-    const auto* id = std::get_if<storage::SlotId>(&input);
-    const std::optional<storage::SlotId> slot =
-        id != nullptr ? *id : parameter(std::get<storage::ParameterId>(input)).slot;
-    if (!slot.has_value() || job_.staging.fresh(*slot)) continue;
-    return make_error(ErrorCode::kFailedPrecondition,
-                      "derivation {} would read slot {} before it holds the bytes of epoch {}",
-                      derivation.name, job_.registry.slot(*slot).spec.name,
-                      job_.staging.generation());
-  }
-  return {};
-}
-
-Status Stager::derive(std::size_t step_index) {
+void Stager::lay_out_inputs(std::size_t step_index) {
   const DeriveStep& step = job_.plan.derivations[step_index];
   const storage::Derivation& derivation = job_.registry.derivations()[step.derivation_index];
-  HF_TRY(check_inputs_fresh(derivation));
   transient_inputs_.clear();
   inputs_.clear();
   std::byte* buffer = transient_.empty() ? nullptr : transient_.front().bytes;
@@ -179,73 +167,85 @@ Status Stager::derive(std::size_t step_index) {
       inputs_.push_back(job_.staging.view(*slot));
       continue;
     }
-    const auto id = std::get<storage::ParameterId>(derivation.inputs[i]);
+    const auto id = std::get<ParameterId>(derivation.inputs[i]);
     const storage::ParameterSpec& spec = parameter(id);
     TensorView view{.address = nullptr, .dtype = spec.dtype, .shape = spec.shape};
-    if (spec.slot.has_value()) {
+    if (!step.from_source[i]) {
       view.address = job_.staging.bytes(*spec.slot).data() + spec.offset_bytes;
       inputs_.push_back(view);
       continue;
     }
-    const std::size_t source_index = *step.source_of_input[i];
-    HF_TRY(check_delivery(source_index, id));
     const std::uint64_t bytes = transient_slice_bytes(derivation, spec);
-    transient_inputs_.push_back({.input_index = i,
-                                 .delivery = {.source_index = source_index,
-                                              .parameter = id,
-                                              .receipt = DeliveryId{receipt++}},
-                                 .slice_bytes = bytes});
+    transient_inputs_.push_back(
+        {.input_index = i,
+         .delivery = {.parameter = id, .receipt = DeliveryId{receipt++}, .receipt_origin = 0},
+         .slice_bytes = bytes});
     view.address = buffer;
     buffer += round_to_transient_alignment(bytes);
     inputs_.push_back(derivation.slice_count > 1 ? view.rows(0, 1) : view);
   }
-  for (std::int64_t slice = 0; slice < derivation.slice_count; ++slice) {
-    if (auto status = run_slice(derivation, slice); !status.ok()) {
-      return status.error().with_context("derivation " + derivation.name);
-    }
-  }
-  return {};
 }
 
-Status Stager::run_slice(const storage::Derivation& derivation, std::int64_t slice) {
-  HF_TRY(check_cancelled());
-  for (const TransientInput& input : transient_inputs_) {
-    const std::uint64_t offset = input.slice_bytes * static_cast<std::uint64_t>(slice);
-    HF_TRY(read(input.delivery, offset, inputs_[input.input_index].span()));
-  }
-  std::vector<TensorView> outputs;
-  for (const storage::SlotId id : derivation.outputs) {
-    const TensorView whole = job_.staging.view(id);
-    outputs.push_back(derivation.slice_count > 1 ? whole.rows(slice, 1) : whole);
-  }
-  const auto compute = [&]() -> Status {
-    HF_TRY(derivation.function(job_.stream, inputs_, outputs));
-    // The host buffer is filled again for the next slice.
-    return job_.stream.synchronize();
-  };
-  HF_TRY(compute());
-  HF_ASSIGN(const auto unwritten, find_unwritten(outputs, compute));
-  for (std::size_t i = 0; i < outputs.size(); ++i) {
-    const storage::SlotId id = derivation.outputs[i];
-    const auto offset =
-        static_cast<std::uint64_t>(outputs[i].address - job_.staging.bytes(id).data());
-    if (unwritten.has_value() && unwritten->output_index == i) {
-      return make_error(ErrorCode::kCorrupt, "byte {} of slot {} was left unwritten",
-                        offset + unwritten->byte, job_.registry.slot(id).spec.name);
+Status Stager::derive(std::size_t step_index) {
+  const DeriveStep& step = job_.plan.derivations[step_index];
+  const storage::Derivation& derivation = job_.registry.derivations()[step.derivation_index];
+  HF_TRY(check_inputs_fresh(target(), derivation));
+  lay_out_inputs(step_index);
+  for (const std::int64_t slice : step.slices) {
+    HF_TRY(job_.guard.check("staging"));
+    for (const TransientInput& input : transient_inputs_) {
+      const std::uint64_t offset = input.slice_bytes * static_cast<std::uint64_t>(slice);
+      const auto status = read(input.delivery, offset, inputs_[input.input_index].span());
+      if (!status.ok()) return status.error().with_context("derivation " + derivation.name);
     }
-    HF_TRY(job_.staging.record(id, offset, outputs[i].bytes()));
+    job_.log.wrote = true;
+    HF_TRY(derive_slice(target(), derivation, slice, inputs_));
   }
   return {};
 }
 
 Status Stager::run() {
+  const StageTarget kept{job_.registry, job_.plan, job_.staging, job_.guard};
+  HF_TRY(check_source(job_.registry, job_.plan, job_.source));
+  HF_TRY(stage_preserved(kept));
+  for (std::size_t i = 0; i < job_.plan.feeds.size(); ++i) {
+    HF_TRY(compare_alias(ParameterId{static_cast<std::uint32_t>(i)}));
+  }
   for (std::size_t i = 0; i < job_.plan.copies.size(); ++i) HF_TRY(copy(i));
-  HF_TRY(write_constants());
+  job_.log.wrote = true;
+  HF_TRY(stage_constants(kept));
   for (std::size_t i = 0; i < job_.plan.derivations.size(); ++i) HF_TRY(derive(i));
-  return job_.source.finish();
+  HF_TRY(job_.source.finish());
+  HF_TRY(arrivals_.check_expected());
+  job_.log.zeros = arrivals_.suspicious_zeros();
+  return {};
 }
 
 }  // namespace
+
+// The plan holds indexes into the tensors of the source that it was made from.
+Status check_source(const storage::Registry& registry, const ReloadPlan& plan,
+                    const Source& source) {
+  const auto tensors = source.tensors();
+  for (std::size_t i = 0; i < plan.feeds.size(); ++i) {
+    const storage::ParameterSpec& spec = registry.parameters()[i];
+    const tensor::DType dtype = plan.feeds[i].cast_from.value_or(spec.dtype);
+    for (const SourcePiece& piece : plan.feeds[i].pieces) {
+      const bool listed = piece.source_index < tensors.size();
+      if (listed) {
+        const SourceTensor& tensor = tensors[piece.source_index];
+        const auto id = registry.find_parameter(tensor.name);
+        if (id && id->index() == i && tensor.dtype == dtype && tensor.shape == spec.shape) continue;
+      }
+      return make_error(ErrorCode::kMismatch,
+                        "{} is not what the plan was made from ({}): its tensor {} is {}, expected "
+                        "{}; make the plan anew",
+                        source.describe(), plan.source, piece.source_index,
+                        listed ? tensors[piece.source_index].name : "absent", spec.name);
+    }
+  }
+  return {};
+}
 
 Status run_stage(const StageJob& job) { return Stager(job).run(); }
 

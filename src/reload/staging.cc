@@ -27,6 +27,18 @@ Result<std::unique_ptr<Staging>> Staging::create(const storage::Registry& regist
   return staging;
 }
 
+std::unique_ptr<Staging> Staging::create_live(const storage::Registry& registry,
+                                              std::uint64_t generation) {
+  HF_ASSERT(generation > 0, "generation 0 means never written");
+  std::unique_ptr<Staging> staging(new Staging(registry, generation));
+  staging->live_ = true;
+  for (device::Arena* arena : registry.versioned_arenas()) {
+    staging->arenas_.emplace_back().arena = arena;
+  }
+  staging->place_slots();
+  return staging;
+}
+
 void Staging::place_slots() {
   progress_.resize(registry_.slots().size());
   std::vector<std::vector<device::AddressRange>> ranges(arenas_.size());
@@ -37,8 +49,8 @@ void Staging::place_slots() {
                                      [&](const StagedArena& a) { return a.arena == arena; });
     HF_ASSERT(staged != arenas_.end(), "a versioned slot lies in a versioned arena");
     const auto live = reinterpret_cast<std::uintptr_t>(arena->memory().address);
-    progress_[slot.id.index()].address =
-        staged->backing.memory().address + (slot.range.begin - live);
+    std::byte* const base = live_ ? arena->memory().address : staged->backing.memory().address;
+    progress_[slot.id.index()].address = base + (slot.range.begin - live);
     slots_.push_back(slot.id);
     ranges[static_cast<std::size_t>(staged - arenas_.begin())].push_back(slot.range);
   }
@@ -64,7 +76,8 @@ void Staging::find_padding(std::size_t arena_index, std::vector<device::AddressR
 
 void Staging::zero_padding() {
   for (const Padding& padding : padding_) {
-    std::byte* staged = arenas_[padding.arena_index].backing.memory().address;
+    const StagedArena& arena = arenas_[padding.arena_index];
+    std::byte* staged = live_ ? arena.arena->memory().address : arena.backing.memory().address;
     std::memset(staged + padding.offset, 0, padding.bytes);
   }
 }

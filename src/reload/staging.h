@@ -34,6 +34,12 @@ class Staging {
   static Result<std::unique_ptr<Staging>> create(const storage::Registry& registry,
                                                  std::uint64_t generation);
 
+  // The live slots themselves as the target, for a commit that streams: nothing is allocated, and
+  // the caller makes the arenas writable.
+  static std::unique_ptr<Staging> create_live(const storage::Registry& registry,
+                                              std::uint64_t generation);
+  bool live() const { return live_; }
+
   // Where a versioned slot's next bytes lie. Asserts that the slot is versioned.
   tensor::TensorView view(storage::SlotId id) const;
   std::span<std::byte> bytes(storage::SlotId id) const { return view(id).span(); }
@@ -47,6 +53,8 @@ class Staging {
   // Errors: kCorrupt naming the first versioned slot with a byte that was not written in this
   // generation, and where.
   Status check_complete() const;
+  // Zeroes what lies between the slots, in the target.
+  void zero_padding();
   // After a commit: that what lies between the live slots is zero. Errors: kCorrupt naming arena
   // and byte.
   Status check_live_padding() const;
@@ -61,8 +69,6 @@ class Staging {
       : registry_(registry), generation_(generation) {}
   void place_slots();
   void find_padding(std::size_t arena_index, std::vector<device::AddressRange> slots);
-  void zero_padding();
-
   // Bytes of an arena that belong to no slot.
   struct Padding {
     std::size_t arena_index = 0;
@@ -76,6 +82,7 @@ class Staging {
   };
   const storage::Registry& registry_;
   std::uint64_t generation_ = 0;
+  bool live_ = false;
   std::vector<StagedArena> arenas_;
   std::vector<Padding> padding_;
   std::vector<storage::SlotId> slots_;

@@ -249,7 +249,7 @@ TEST_F(ReceiptTest, ADuplicateDoesNotStandInForWhatIsMissing) {
 TEST_F(ReceiptTest, EveryTransientInputOfEveryDerivationHasItsOwn) {
   std::size_t transient = 0;
   for (const DeriveStep& step : plan_.derivations) {
-    for (const auto& source : step.source_of_input) transient += source.has_value() ? 1 : 0;
+    for (const bool from_source : step.from_source) transient += from_source ? 1 : 0;
   }
   EXPECT_EQ(transient, 3u * 3);
   EXPECT_EQ(book_.expected_count(), plan_.copies.size() + transient);

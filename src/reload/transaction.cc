@@ -1,15 +1,9 @@
 #include "reload/transaction.h"
 
-#include <cstring>
-#include <mutex>
-
 #include "base/assert.h"
 #include "base/error.h"
-#include "reload/commit.h"
 #include "reload/faults.h"
-#include "reload/receipts.h"
-#include "reload/stager.h"
-#include "reload/staging.h"
+#include "reload/transaction_impl.h"
 
 namespace holdfast::reload {
 namespace {
@@ -23,12 +17,12 @@ bool before_commit(State state) {
   return state == State::kPlanned || state == State::kStaging || state == State::kPrepared;
 }
 
+}  // namespace
+
 Error wrong_state(std::string_view call, State state, std::string_view wanted) {
   return make_error(ErrorCode::kFailedPrecondition, "{} of a reload that is {}, not {}", call,
                     transaction_state_name(state), wanted);
 }
-
-}  // namespace
 
 std::string_view transaction_state_name(TransactionState state) {
   switch (state) {
@@ -43,43 +37,13 @@ std::string_view transaction_state_name(TransactionState state) {
   return "unknown";
 }
 
-struct Transaction::Impl {
-  std::optional<CommitFailure> apply(CommitStrategy strategy);
-  void inject_stale(const storage::Registry& registry);
-  void note_receipts();
-  void note_error(const Error& error);
-
-  ReceiptBook receipts;
-  // After a commit it holds the previous content, until verify.
-  std::unique_ptr<Staging> staging;
-  bool staged = false;  // stage has finished
-  std::vector<std::byte> swap_block;
-  std::vector<storage::SlotStamp> stamps;
-  std::vector<storage::SlotStamp> previous_stamps;
-  std::vector<storage::SlotId> stale;  // by an injected fault
-  mutable std::mutex mutex;            // guards report, which any thread may ask for
-  TransactionReport report;
-};
-
-// By the same call a second time what it did is undone.
 std::optional<CommitFailure> Transaction::Impl::apply(CommitStrategy strategy) {
   switch (strategy) {
     case CommitStrategy::kRemap: return exchange_all(staging->arenas());
     case CommitStrategy::kCopy: return swap_all(staging->arenas(), swap_block);
+    case CommitStrategy::kStream: break;
   }
-  return CommitFailure{Error(ErrorCode::kUnsupported, "unknown commit strategy"), true};
-}
-
-void Transaction::Impl::inject_stale(const storage::Registry& registry) {
-  for (const storage::SlotId id : stale) {
-    const auto live = registry.view(id).const_span();
-    std::memcpy(staging->bytes(id).data(), live.data(), live.size());
-  }
-}
-
-void Transaction::Impl::note_receipts() {
-  const std::lock_guard lock(mutex);
-  report.receipts_complete = receipts.complete_count();
+  return CommitFailure{Error(ErrorCode::kUnsupported, "nothing is staged to be exchanged"), true};
 }
 
 void Transaction::Impl::note_error(const Error& error) {
@@ -92,6 +56,7 @@ Transaction::Transaction(storage::Registry& registry, ReloadPlan plan,
     : registry_(registry),
       plan_(std::move(plan)),
       options_(options),
+      id_(registry.next_transaction_id()),
       impl_(std::make_unique<Impl>()) {}
 
 Result<std::unique_ptr<Transaction>> Transaction::begin(storage::Registry& registry,
@@ -113,6 +78,11 @@ Result<std::unique_ptr<Transaction>> Transaction::begin(storage::Registry& regis
   }
   std::unique_ptr<Transaction> transaction(new Transaction(registry, std::move(plan), options));
   Impl& impl = *transaction->impl_;
+  impl.guard = {.source = transaction->plan_.source,
+                .cancel = options.cancel,
+                .clock = options.clock,
+                .deadline_ns = options.deadline_ns};
+  HF_TRY(impl.guard.check("beginning"));
   // Before the first load there are no live weights that a fault could keep.
   if (transaction->plan_.from_epoch.value > 0) {
     HF_ASSIGN(impl.stale, stale_slots(registry, options.fault.kind));
@@ -126,80 +96,20 @@ Result<std::unique_ptr<Transaction>> Transaction::begin(storage::Registry& regis
   impl.report.source_bytes = kept.source_bytes;
   impl.report.versioned_bytes = kept.versioned_bytes;
   impl.report.declared_peak_device_bytes = kept.peak_device_bytes;
+  impl.report.declared_peak_host_bytes = kept.peak_host_bytes;
+  impl.report.preserved_bytes = kept.preserved_bytes;
+  impl.report.id = transaction->id_.value;
+  impl.report.scope = to_text(kept.scope);
+  impl.report.label = options.label;
+  impl.report.warnings = kept.notes;
+  impl.published = {.label = options.label, .constants = kept.constant_changes};
+  for (const storage::Slot& slot : registry.slots()) impl.addresses.push_back(slot.range.begin);
   impl.report.receipts_expected = impl.receipts.expected_count();
   return transaction;
 }
 
 Transaction::~Transaction() {
   abort(Error(ErrorCode::kCancelled, "the transaction ended before its commit"));
-}
-
-Status Transaction::stage(Source& source, device::Stream& stream) {
-  if (state() != State::kPlanned) return wrong_state("stage", state(), "planned");
-  state_.store(State::kStaging, std::memory_order_release);
-  const std::int64_t start_ns = options_.clock->now_ns();
-  device::Device& device = registry_.device();
-  const std::size_t live_bytes = device.usage().live_bytes;
-  device.reset_peak();
-
-  const auto run = [&]() -> Status {
-    HF_ASSIGN(impl_->staging, Staging::create(registry_, plan_.from_epoch.value + 1));
-    return run_stage({.registry = registry_,
-                      .plan = plan_,
-                      .source = source,
-                      .stream = stream,
-                      .staging = *impl_->staging,
-                      .receipts = impl_->receipts,
-                      .cancel = options_.cancel});
-  };
-  const Status status = run();
-  impl_->note_receipts();
-  {
-    const std::lock_guard lock(impl_->mutex);
-    impl_->report.stage_ns = options_.clock->now_ns() - start_ns;
-    impl_->report.measured_peak_device_bytes = device.usage().peak_bytes - live_bytes;
-  }
-  if (!status.ok()) {
-    abort(status.error());
-    return status;
-  }
-  impl_->inject_stale(registry_);
-  impl_->staged = true;
-  return {};
-}
-
-Status Transaction::prepare() {
-  if (state() != State::kStaging || !impl_->staged) {
-    return wrong_state("prepare", state(), "staged");
-  }
-  const std::int64_t start_ns = options_.clock->now_ns();
-  const auto run = [&]() -> Status {
-    HF_TRY(impl_->receipts.check_complete());
-    HF_TRY(impl_->staging->check_complete());
-    const auto slots = impl_->staging->slots();
-    impl_->stamps.reserve(slots.size());
-    for (const storage::SlotId id : slots) {
-      if (options_.cancel != nullptr && options_.cancel->load(std::memory_order_relaxed)) {
-        return make_error(ErrorCode::kCancelled, "cancelled while preparing {}", plan_.source);
-      }
-      impl_->stamps.push_back({.slot = id, .digest = base::digest_of(impl_->staging->bytes(id))});
-    }
-    return {};
-  };
-  const Status status = run();
-  // What commit needs is allocated here: commit allocates nothing.
-  impl_->previous_stamps.reserve(impl_->stamps.size());
-  if (plan_.strategy == CommitStrategy::kCopy) impl_->swap_block.resize(kSwapBlockBytes);
-  {
-    const std::lock_guard lock(impl_->mutex);
-    impl_->report.prepare_ns = options_.clock->now_ns() - start_ns;
-  }
-  if (!status.ok()) {
-    abort(status.error());
-    return status;
-  }
-  state_.store(State::kPrepared, std::memory_order_release);
-  return {};
 }
 
 Status Transaction::commit() {
@@ -211,30 +121,54 @@ Status Transaction::commit() {
     abort(error);
     return error;
   }
+  if (const Status status = impl_->guard.check("committing"); !status.ok()) {
+    abort(status.error());
+    return status;
+  }
   const std::int64_t start_ns = options_.clock->now_ns();
   state_.store(State::kApplying, std::memory_order_release);
-  if (const auto failure = impl_->apply(plan_.strategy); failure.has_value()) {
-    return end_failed_commit(failure->error, failure->restored);
-  }
-  for (const storage::SlotStamp& stamp : impl_->stamps) {
-    const auto& digest = registry_.slot(stamp.slot).digest;
-    if (digest.has_value()) {
-      impl_->previous_stamps.push_back({.slot = stamp.slot, .digest = *digest});
-    }
-  }
-  registry_.publish(storage::Epoch{plan_.from_epoch.value + 1}, impl_->stamps);
+  impl_->was_poisoned = registry_.poisoned();
+  registry_.begin_apply();
+  const auto failure = plan_.strategy == CommitStrategy::kStream ? commit_stream()
+                                                                 : impl_->apply(plan_.strategy);
+  if (failure.has_value()) return end_failed_commit(failure->error, failure->restored);
+  publish();
   state_.store(State::kCommitted, std::memory_order_release);
   {
     const std::lock_guard lock(impl_->mutex);
     impl_->report.pause_ns = options_.clock->now_ns() - start_ns;
     impl_->report.to_epoch = plan_.from_epoch.value + 1;
   }
+  note_census();
   return inject_rebind();
+}
+
+void Transaction::publish() {
+  for (const storage::SlotStamp& stamp : impl_->stamps) {
+    const auto& digest = registry_.slot(stamp.slot).digest;
+    if (digest.has_value()) {
+      impl_->previous_stamps.push_back({.slot = stamp.slot, .digest = *digest});
+    }
+  }
+  registry_.publish(storage::Epoch{plan_.from_epoch.value + 1}, impl_->stamps, impl_->published);
+}
+
+void Transaction::note_census() {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->report.slots_moved = 0;
+  for (const storage::Slot& slot : registry_.slots()) {
+    if (slot.range.begin != impl_->addresses[slot.id.index()]) ++impl_->report.slots_moved;
+  }
 }
 
 Error Transaction::end_failed_commit(const Error& error, bool restored) {
   impl_->note_error(error);
   impl_->staging.reset();
+  registry_.end_apply(restored && !impl_->was_poisoned);
+  {
+    const std::lock_guard lock(impl_->mutex);
+    if (restored) impl_->report.slots_changed = 0;
+  }
   state_.store(restored ? State::kRolledBack : State::kPoisoned, std::memory_order_release);
   if (restored) return error;
   return make_error(ErrorCode::kPoisoned,
@@ -250,6 +184,7 @@ Status Transaction::inject_rebind() {
   impl_->staging.reset();
   const Status status = registry_.inject_rebind(kConstantsArena);
   if (!status.ok()) return end_failed_commit(status.error(), false);
+  note_census();
   return {};
 }
 
@@ -263,7 +198,11 @@ Status Transaction::verify() {
   }
   if (!status.ok()) {
     impl_->note_error(status.error());
-    return status;
+    if (impl_->staging != nullptr || plan_.strategy != CommitStrategy::kStream) return status;
+    registry_.poison();
+    state_.store(State::kPoisoned, std::memory_order_release);
+    return make_error(ErrorCode::kPoisoned, "{}; stream kept no undo image",
+                      status.error().to_string());
   }
   impl_->staging.reset();
   return {};
@@ -290,7 +229,8 @@ Status Transaction::roll_back() {
   if (state() != State::kCommitted) return wrong_state("roll_back", state(), "committed");
   if (impl_->staging == nullptr) {
     return make_error(ErrorCode::kFailedPrecondition,
-                      "roll_back to epoch {}: its bytes are gone since the commit was verified",
+                      "roll_back to epoch {}: its bytes are gone since the commit was verified, "
+                      "or were never kept (stream without an undo image)",
                       plan_.from_epoch.value);
   }
   if (registry_.epoch().value != plan_.from_epoch.value + 1) {
@@ -299,17 +239,27 @@ Status Transaction::roll_back() {
                       plan_.from_epoch.value + 1, registry_.epoch().value);
   }
   state_.store(State::kApplying, std::memory_order_release);
-  if (const auto failure = impl_->apply(plan_.strategy); failure.has_value()) {
+  registry_.begin_apply();
+  if (plan_.strategy == CommitStrategy::kStream) {
+    if (!restore_image(*impl_->staging)) {
+      return end_failed_commit(
+          Error(ErrorCode::kDevice, "the undo image could not be written back"), false);
+    }
+  } else if (const auto failure = impl_->apply(plan_.strategy); failure.has_value()) {
     if (!failure->restored) return end_failed_commit(failure->error, false);
     // The commit still stands, and so does the chance to roll it back.
+    registry_.end_apply(true);
     state_.store(State::kCommitted, std::memory_order_release);
     return failure->error;
   }
-  registry_.publish(plan_.from_epoch, impl_->previous_stamps);
+  registry_.publish(plan_.from_epoch, impl_->previous_stamps, impl_->published);
+  // The weights before these were a mixture, and are again.
+  if (impl_->was_poisoned) registry_.poison();
   impl_->staging.reset();
   {
     const std::lock_guard lock(impl_->mutex);
     impl_->report.to_epoch = plan_.from_epoch.value;
+    impl_->report.slots_changed = 0;
     if (impl_->report.error.empty()) impl_->report.error = "rolled back on request";
   }
   state_.store(State::kRolledBack, std::memory_order_release);
@@ -319,7 +269,12 @@ Status Transaction::roll_back() {
 void Transaction::abort(const Error& why) {
   if (!before_commit(state())) return;
   impl_->note_error(why);
+  impl_->fragments.reset();
   impl_->staging.reset();
+  {
+    const std::lock_guard lock(impl_->mutex);
+    impl_->report.slots_changed = 0;
+  }
   state_.store(State::kRolledBack, std::memory_order_release);
 }
 

@@ -1,12 +1,14 @@
 // Transaction: begin -> stage -> prepare -> commit, or abort. A weight update that commits at once
-// or changes nothing. stage and prepare may run on another thread while the engine serves; commit,
-// roll_back and abort-after-commit belong to the engine thread in the quiet moment between steps.
+// or changes nothing. stage, put and prepare may run on another thread while the engine serves;
+// commit, roll_back and abort-after-commit belong to the engine thread in the quiet moment between
+// steps.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,6 +20,9 @@
 #include "storage/registry.h"
 
 namespace holdfast::reload {
+
+class Staging;
+struct CommitFailure;
 
 enum class TransactionState : std::uint8_t {
   kPlanned,
@@ -47,26 +52,47 @@ std::optional<InjectedFault::Kind> fault_kind_from_name(std::string_view name);
 
 struct TransactionOptions {
   const base::Clock* clock = nullptr;  // must outlive the transaction; required
-  InjectedFault fault;
+  InjectedFault fault = {};
   // Polled between chunks of staging; true means stop with kCancelled. May be null.
   const std::atomic<bool>* cancel = nullptr;
+  // Of `clock`; checked at begin, between chunks, for each slot of prepare and before the commit.
+  std::int64_t deadline_ns = 0;  // 0: none
+  // What Registry::label() says after the commit.
+  std::string label = {};
+};
+
+// A piece of a tensor from a source that pushes.
+struct Fragment {
+  storage::TransactionId transaction;
+  std::string tensor = {};
+  // Where the bytes belong: these rows, else bytes from `offset_bytes` of the whole tensor.
+  std::optional<RowRange> rows = {};
+  std::uint64_t offset_bytes = 0;
+  bool overwrite = false;  // bytes that came before are replaced instead of refused
 };
 
 struct TransactionReport {
-  std::string source;
+  std::uint64_t id = 0;
+  std::string source, scope, label;
   TransactionState state = TransactionState::kPlanned;
   CommitStrategy strategy = CommitStrategy::kRemap;
   std::uint64_t from_epoch = 0, to_epoch = 0;
-  std::uint64_t source_bytes = 0, versioned_bytes = 0;
+  std::uint64_t source_bytes = 0, versioned_bytes = 0, preserved_bytes = 0;
   std::int64_t stage_ns = 0, prepare_ns = 0, pause_ns = 0, verify_ns = 0;
   std::uint64_t declared_peak_device_bytes = 0, measured_peak_device_bytes = 0;
+  std::uint64_t declared_peak_host_bytes = 0, measured_peak_host_bytes = 0;
   std::uint64_t receipts_expected = 0, receipts_complete = 0;
+  // Against the census at the beginning: slots at another address (must be 0), and slots whose
+  // digest this reload has changed.
+  std::uint64_t slots_moved = 0, slots_changed = 0;
+  std::vector<std::string> warnings;
   std::string error;  // why it rolled back or poisoned; empty otherwise
 };
 
 class Transaction {
  public:
-  // Errors: kFailedPrecondition when the plan was made for another epoch.
+  // Errors: kFailedPrecondition when the plan was made for another epoch; kCancelled,
+  // kDeadlineExceeded.
   static Result<std::unique_ptr<Transaction>> begin(storage::Registry& registry, ReloadPlan plan,
                                                     const TransactionOptions& options);
   // Rolls back if prepared, staging or planned.
@@ -75,26 +101,40 @@ class Transaction {
   Transaction& operator=(const Transaction&) = delete;
 
   TransactionState state() const { return state_.load(std::memory_order_acquire); }
+  storage::TransactionId id() const { return id_; }
 
-  // Allocates poisoned backing for every versioned arena and fills it: copies, then constants, then
-  // derivations in order. Any error rolls back: nothing live was touched. `stream` runs the
-  // derivations. Values are checked as they arrive, because transient inputs are gone afterwards:
-  // an e8m0 scale of 0xFF or a non-finite float is kCorrupt naming tensor and element. Errors:
-  // kResourceExhausted, kIo, kCorrupt, kMismatch (a source that the plan was not made from),
-  // kCancelled, whatever a derivation says.
+  // Allocates poisoned backing for every versioned arena and fills it: what is preserved, copies,
+  // constants, then derivations in order. Any error rolls back: nothing live was touched. `stream`
+  // runs the derivations. Values are checked as they arrive, because transient inputs are gone
+  // afterwards: an e8m0 scale of 0xFF or a non-finite float is kCorrupt naming tensor and element.
+  // With kStream nothing is read yet: source and stream must live until the commit has ended.
+  // Errors: those of run_stage, kResourceExhausted.
   Status stage(Source& source, device::Stream& stream);
+
+  // Instead of stage, for a source that pushes: fragments in any order, then finish_staging.
+  // A fragment that is refused changes nothing, and the transaction goes on: kFailedPrecondition
+  // for one of another transaction (naming both ids), kNotFound for a tensor that the plan has not,
+  // kMismatch for bytes that do not fit, kCorrupt for bytes that came before. Everything else
+  // (an insane value, a cancel, a derivation that fails) rolls back. One thread at a time.
+  Status put(const Fragment& fragment, std::span<const std::byte> bytes, device::Stream& stream);
+  // Runs what waits for its inputs. Errors: kCorrupt naming what never came; kFailedPrecondition.
+  Status finish_staging(device::Stream& stream);
+
   // Every tensor arrived once and whole, every byte of every versioned slot was written for this
-  // generation (derived slots in dependency order), digests taken. An error rolls back. Errors:
-  // kCorrupt naming tensor or slot and its first hole, kCancelled, kFailedPrecondition.
+  // generation (derived slots in dependency order), digests taken. With kStream: allocates the undo
+  // image if asked for. An error rolls back. Errors: kCorrupt naming tensor or slot and its first
+  // hole, kCancelled, kDeadlineExceeded, kFailedPrecondition.
   Status prepare();
-  // The quiet moment: exchanges or copies, publishes epoch + 1. Allocates nothing, reads no file.
-  // On an error the registry is as before (kRolledBack), or kPoisoned when it cannot be.
+  // The quiet moment: exchanges, copies or streams, publishes epoch + 1 and the label. Allocates
+  // nothing, reads no file; kStream is the exception, and reads the whole source. On an error the
+  // registry is as before (kRolledBack), or kPoisoned when it cannot be.
   Status commit();
   // Compares the live bytes with the staged digests, and the padding with zero; then frees the
-  // previous backing. On a mismatch nothing is freed: call roll_back. Any thread. Errors: kCorrupt
-  // naming the slots.
+  // previous backing. On a mismatch nothing is freed: call roll_back; without a way back (kStream
+  // and no undo image) it is poisoned. Any thread. Errors: kCorrupt, kPoisoned naming the slots.
   Status verify();
-  // After a commit whose previous backing is still held: puts it back. Errors: kFailedPrecondition.
+  // After a commit whose previous bytes are still held: puts them back. Errors:
+  // kFailedPrecondition.
   Status roll_back();
   // Before commit: drops what was staged. Idempotent.
   void abort(const Error& why);
@@ -105,15 +145,25 @@ class Transaction {
  private:
   struct Impl;
   Transaction(storage::Registry& registry, ReloadPlan plan, const TransactionOptions& options);
+  Status open_staging();
+  Status take_stamps(const Staging& staging);
+  Status run_put(const Fragment& fragment, std::span<const std::byte> bytes,
+                 device::Stream& stream);
+  void end_staging(std::int64_t start_ns);
+  Status stream_into_live(Staging& live);
+  std::optional<CommitFailure> commit_stream();
+  void publish();
   // Ends as rolled back or poisoned; gives the error that the caller returns.
   Error end_failed_commit(const Error& error, bool restored);
   // The drill's fault, after the exchange.
   Status inject_rebind();
   Status compare_live() const;
+  void note_census();
 
   storage::Registry& registry_;
   ReloadPlan plan_;
   TransactionOptions options_;
+  storage::TransactionId id_;
   std::atomic<TransactionState> state_{TransactionState::kPlanned};
   std::unique_ptr<Impl> impl_;
 };

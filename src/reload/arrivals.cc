@@ -1,0 +1,86 @@
+#include "reload/arrivals.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+#include "reload/sanity.h"
+
+namespace holdfast::reload {
+
+Status check_sane(const storage::ParameterSpec& spec, std::uint64_t offset,
+                  std::span<const std::byte> bytes) {
+  const Insanity insanity = insanity_of(spec.name, spec.dtype);
+  const auto index = find_insane(bytes, insanity);
+  if (!index.has_value()) return {};
+  const std::uint64_t first =
+      offset * 8 / static_cast<std::uint64_t>(tensor::dtype_bits(spec.dtype));
+  return make_error(ErrorCode::kCorrupt, "tensor {} {} {}: element {} is {}", spec.name,
+                    tensor::dtype_name(spec.dtype), spec.shape.to_string(), first + *index,
+                    insanity_text(insanity));
+}
+
+Status compare_digests(const std::string& tensor, base::Digest found, base::Digest expected) {
+  if (found == expected) return {};
+  return make_error(ErrorCode::kCorrupt,
+                    "tensor {}: its bytes have digest {}, the publisher promised {}; send it "
+                    "again, or make the manifest anew",
+                    tensor, found.to_hex(), expected.to_hex());
+}
+
+// A range that starts with zero and equals itself moved by one is zero everywhere.
+bool all_zero(std::span<const std::byte> bytes) {
+  if (bytes.empty()) return true;
+  return bytes[0] == std::byte{0} &&
+         std::memcmp(bytes.data(), bytes.data() + 1, bytes.size() - 1) == 0;
+}
+
+Arrivals::Arrivals(const storage::Registry& registry, const ReloadPlan& plan)
+    : registry_(registry), plan_(plan), progress_(plan.feeds.size()) {
+  for (std::size_t i = 0; i < progress_.size(); ++i) {
+    if (plan.feeds[i].expected.has_value()) progress_[i].digest.emplace();
+    const storage::ParameterSpec& spec = registry.parameters()[i];
+    if (plan.from_epoch.value == 0 || !spec.slot.has_value()) continue;
+    const std::size_t bytes = tensor::byte_size(spec.dtype, spec.shape).value();
+    progress_[i].was_nonzero =
+        !all_zero(registry.view(*spec.slot).const_span().subspan(spec.offset_bytes, bytes));
+  }
+}
+
+void Arrivals::note_source(storage::ParameterId id, std::uint64_t offset,
+                           std::span<const std::byte> bytes) {
+  Progress& progress = progress_[id.index()];
+  if (!progress.digest.has_value() || offset != progress.hashed) return;
+  progress.digest->add(bytes);
+  progress.hashed += bytes.size();
+}
+
+void Arrivals::note_value(storage::ParameterId id, std::span<const std::byte> bytes) {
+  Progress& progress = progress_[id.index()];
+  progress.came = true;
+  // Settled by the first chunk of any real tensor.
+  progress.nonzero = progress.nonzero || !all_zero(bytes);
+}
+
+Status Arrivals::check_expected() const {
+  for (std::size_t i = 0; i < progress_.size(); ++i) {
+    if (!progress_[i].digest.has_value()) continue;
+    HF_TRY(compare_digests(registry_.parameters()[i].name, progress_[i].digest->digest(),
+                           *plan_.feeds[i].expected));
+  }
+  return {};
+}
+
+std::vector<storage::ParameterId> Arrivals::suspicious_zeros() const {
+  std::vector<storage::ParameterId> zeros;
+  if (plan_.from_epoch.value == 0) return zeros;
+  for (std::size_t i = 0; i < progress_.size(); ++i) {
+    const bool resident = registry_.parameters()[i].slot.has_value();
+    const bool unlike_before = !resident || progress_[i].was_nonzero;
+    if (!progress_[i].came || progress_[i].nonzero || !unlike_before) continue;
+    zeros.push_back(storage::ParameterId{static_cast<std::uint32_t>(i)});
+  }
+  return zeros;
+}
+
+}  // namespace holdfast::reload

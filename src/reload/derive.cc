@@ -1,0 +1,84 @@
+#include "reload/derive.h"
+
+#include <cstring>
+#include <optional>
+#include <vector>
+
+#include "base/error.h"
+#include "device/memory.h"
+#include "reload/unwritten.h"
+
+namespace holdfast::reload {
+namespace {
+
+using tensor::TensorView;
+
+std::optional<storage::SlotId> stale_input(const DeriveTarget& target,
+                                           const storage::Derivation& derivation) {
+  for (const storage::DeriveInput& input : derivation.inputs) {
+    const auto* id = std::get_if<storage::SlotId>(&input);
+    const std::optional<storage::SlotId> slot =
+        id != nullptr
+            ? *id
+            : target.registry.parameters()[std::get<storage::ParameterId>(input).index()].slot;
+    if (slot.has_value() && !target.staging.fresh(*slot)) return slot;
+  }
+  return std::nullopt;
+}
+
+Status run(const DeriveTarget& target, const storage::Derivation& derivation, std::int64_t slice,
+           std::span<const TensorView> inputs) {
+  std::vector<TensorView> outputs;
+  for (const storage::SlotId id : derivation.outputs) {
+    const TensorView whole = target.staging.view(id);
+    outputs.push_back(derivation.slice_count > 1 ? whole.rows(slice, 1) : whole);
+  }
+  if (target.staging.live()) {
+    // What lies there is the previous generation; staging starts as poison.
+    for (const TensorView& output : outputs) {
+      std::memset(output.address, static_cast<int>(device::kPoisonByte), output.bytes());
+    }
+  }
+  const auto compute = [&]() -> Status {
+    HF_TRY(derivation.function(target.stream, inputs, outputs));
+    // The host buffer is filled again for the next slice.
+    return target.stream.synchronize();
+  };
+  HF_TRY(compute());
+  HF_ASSIGN(const auto unwritten, find_unwritten(outputs, compute));
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    const storage::SlotId id = derivation.outputs[i];
+    const auto offset =
+        static_cast<std::uint64_t>(outputs[i].address - target.staging.bytes(id).data());
+    if (unwritten.has_value() && unwritten->output_index == i) {
+      return make_error(ErrorCode::kCorrupt, "byte {} of slot {} was left unwritten",
+                        offset + unwritten->byte, target.registry.slot(id).spec.name);
+    }
+    HF_TRY(target.staging.record(id, offset, outputs[i].bytes()));
+  }
+  return {};
+}
+
+}  // namespace
+
+bool inputs_fresh(const DeriveTarget& target, const storage::Derivation& derivation) {
+  return !stale_input(target, derivation).has_value();
+}
+
+Status check_inputs_fresh(const DeriveTarget& target, const storage::Derivation& derivation) {
+  const auto stale = stale_input(target, derivation);
+  if (!stale.has_value()) return {};
+  return make_error(ErrorCode::kFailedPrecondition,
+                    "derivation {} would read slot {} before it holds the bytes of epoch {}",
+                    derivation.name, target.registry.slot(*stale).spec.name,
+                    target.staging.generation());
+}
+
+Status derive_slice(const DeriveTarget& target, const storage::Derivation& derivation,
+                    std::int64_t slice, std::span<const TensorView> inputs) {
+  auto status = run(target, derivation, slice, inputs);
+  if (status.ok()) return {};
+  return status.error().with_context("derivation " + derivation.name);
+}
+
+}  // namespace holdfast::reload

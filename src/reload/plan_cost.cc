@@ -1,0 +1,124 @@
+// What each strategy costs, and which one is chosen.
+#include <algorithm>
+
+#include "base/error.h"
+#include "reload/plan.h"
+#include "reload/stager.h"
+
+namespace holdfast::reload {
+namespace {
+
+// Fitted to reload_bench on a 2-core AMD EPYC (Zen 5) with other work running: the two mremap calls
+// alone take 410 to 510 us per GiB there, and the rest of a swap is system calls per arena.
+constexpr double kRemapUsPerGib = 800.0;
+constexpr double kRemapUsPerArena = 60.0;
+// Two reads and two writes of memory per byte, on the one thread that commits.
+constexpr double kSwapBytesPerUs = 8000.0;
+// Reading, checking, deriving and digesting on that thread (bench/RESULTS.md).
+constexpr double kStreamBytesPerUs = 1000.0;
+
+StrategyCost cost_of(CommitStrategy strategy, std::uint64_t arena_bytes, std::size_t arena_count,
+                     const PlanOptions& options, const ReloadPlan& plan) {
+  const double bytes = static_cast<double>(arena_bytes);
+  StrategyCost cost{.strategy = strategy,
+                    .peak_device_bytes = arena_bytes,
+                    .peak_host_bytes = plan.peak_host_bytes,
+                    .expected_pause_us = 0};
+  switch (strategy) {
+    case CommitStrategy::kRemap:
+      cost.expected_pause_us = static_cast<double>(arena_count) * kRemapUsPerArena +
+                               bytes / static_cast<double>(1u << 30) * kRemapUsPerGib;
+      break;
+    case CommitStrategy::kCopy:
+      cost.expected_pause_us = bytes / kSwapBytesPerUs;
+      cost.peak_host_bytes += kSwapBlockBytes;
+      break;
+    case CommitStrategy::kStream:
+      if (options.undo == UndoPolicy::kNone) cost.peak_device_bytes = 0;
+      cost.expected_pause_us = static_cast<double>(plan.source_bytes) / kStreamBytesPerUs;
+      break;
+  }
+  return cost;
+}
+
+bool any_cast(const ReloadPlan& plan) {
+  return std::any_of(plan.feeds.begin(), plan.feeds.end(),
+                     [](const ParameterFeed& feed) { return feed.cast_from.has_value(); });
+}
+
+// Buffers for fragments that come in the worst order: every transient input and alias whole.
+std::uint64_t pushed_bytes(const storage::Registry& registry, const ReloadPlan& plan) {
+  std::uint64_t bytes = any_cast(plan) ? kStageChunkBytes : 0;
+  for (const DeriveStep& step : plan.derivations) {
+    bytes += transient_buffer_bytes(registry, step) * step.slices.size();
+  }
+  for (std::size_t i = 0; i < plan.feeds.size(); ++i) {
+    if (!plan.feeds[i].alias_source.has_value()) continue;
+    const storage::ParameterSpec& spec = registry.parameters()[i];
+    bytes += tensor::byte_size(spec.dtype, spec.shape).value();
+  }
+  return bytes;
+}
+
+bool any_alias(const ReloadPlan& plan) {
+  return std::any_of(plan.feeds.begin(), plan.feeds.end(),
+                     [](const ParameterFeed& feed) { return feed.alias_source.has_value(); });
+}
+
+}  // namespace
+
+Result<CommitStrategy> choose_strategy(std::span<const StrategyCost> costs,
+                                       const PlanLimits& limits) {
+  const StrategyCost* best = nullptr;
+  std::vector<std::string> texts;
+  for (const StrategyCost& cost : costs) {
+    const std::uint64_t extra = cost.peak_device_bytes + cost.peak_host_bytes;
+    texts.push_back(fmt::format("{} needs {} bytes and {:.0f} us",
+                                commit_strategy_name(cost.strategy), extra,
+                                cost.expected_pause_us));
+    if (extra > limits.max_extra_bytes || cost.expected_pause_us > limits.max_pause_us) continue;
+    if (best == nullptr || cost.expected_pause_us < best->expected_pause_us) best = &cost;
+  }
+  if (best != nullptr) return best->strategy;
+  return make_error(ErrorCode::kResourceExhausted,
+                    "no strategy keeps within {} extra bytes and a pause of {:.0f} us: {}",
+                    limits.max_extra_bytes, limits.max_pause_us, fmt::join(texts, "; "));
+}
+
+Status declare_cost(const storage::Registry& registry, const PlanOptions& options,
+                    ReloadPlan& plan) {
+  const auto arenas = registry.versioned_arenas();
+  std::uint64_t arena_bytes = 0;
+  for (const device::Arena* arena : arenas) arena_bytes += arena->memory().bytes;
+  for (const DeriveStep& step : plan.derivations) {
+    plan.peak_host_bytes = std::max(plan.peak_host_bytes, transient_buffer_bytes(registry, step));
+  }
+  // Through which casts go, and in which an alias is compared.
+  if (any_cast(plan)) plan.peak_host_bytes += kStageChunkBytes;
+  if (any_alias(plan)) plan.peak_host_bytes += kStageChunkBytes;
+  plan.peak_host_bytes_pushed = pushed_bytes(registry, plan);
+  for (std::size_t i = 0; i < kCommitStrategies.size(); ++i) {
+    plan.costs[i] = cost_of(kCommitStrategies[i], arena_bytes, arenas.size(), options, plan);
+  }
+  const bool streams = plan.peak_host_bytes <= kMaxStreamBufferBytes;
+  const std::span<const StrategyCost> usable(plan.costs.data(), plan.costs.size() - !streams);
+  plan.strategy_was_chosen = !options.strategy.has_value();
+  if (options.strategy.has_value()) {
+    plan.strategy = *options.strategy;
+  } else {
+    HF_ASSIGN(plan.strategy, choose_strategy(usable, options.limits));
+  }
+  if (plan.strategy == CommitStrategy::kStream && !streams) {
+    return make_error(ErrorCode::kResourceExhausted,
+                      "stream would hold {} bytes of the source at a time, at most {} are allowed: "
+                      "use remap or copy",
+                      plan.peak_host_bytes, kMaxStreamBufferBytes);
+  }
+  const StrategyCost& cost = plan.costs[static_cast<std::size_t>(plan.strategy)];
+  plan.peak_device_bytes = cost.peak_device_bytes;
+  plan.peak_host_bytes = cost.peak_host_bytes;
+  plan.expected_pause_us = cost.expected_pause_us;
+  return {};
+}
+
+}  // namespace holdfast::reload

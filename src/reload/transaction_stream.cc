@@ -1,0 +1,80 @@
+// The commit that stages nothing: it reads the source into the live slots in the quiet moment.
+#include <cstring>
+#include <map>
+
+#include "base/error.h"
+#include "reload/transaction_impl.h"
+
+namespace holdfast::reload {
+namespace {
+
+using device::Protection;
+
+Status protect_all(std::span<StagedArena> arenas, Protection protection) {
+  for (StagedArena& staged : arenas) HF_TRY(staged.arena->protect(protection));
+  return {};
+}
+
+}  // namespace
+
+bool restore_image(Staging& image) {
+  bool restored = true;
+  for (StagedArena& staged : image.arenas()) {
+    const device::Memory live = staged.arena->memory();
+    const auto back = [&]() -> Status {
+      HF_TRY(staged.arena->protect(Protection::kReadWrite));
+      HF_TRY(staged.arena->device().write(live.address, staged.backing.memory().address,
+                                          live.bytes));
+      return staged.arena->protect(Protection::kReadOnly);
+    };
+    restored = back().ok() && restored;
+  }
+  return restored;
+}
+
+Status Transaction::stream_into_live(Staging& live) {
+  // What an injected fault keeps.
+  std::map<storage::SlotId, std::vector<std::byte>> stale;
+  for (const storage::SlotId id : impl_->stale) {
+    const auto bytes = registry_.view(id).const_span();
+    stale[id].assign(bytes.begin(), bytes.end());
+  }
+  HF_TRY(protect_all(live.arenas(), Protection::kReadWrite));
+  // Before the first load it holds poison.
+  if (plan_.from_epoch.value == 0) live.zero_padding();
+  HF_TRY(run_stage({.registry = registry_,
+                    .plan = plan_,
+                    .source = *impl_->stream_input.source,
+                    .stream = *impl_->stream_input.stream,
+                    .staging = live,
+                    .receipts = impl_->receipts,
+                    .guard = impl_->guard,
+                    .log = impl_->log}));
+  for (const auto& [id, bytes] : stale) {
+    std::memcpy(live.bytes(id).data(), bytes.data(), bytes.size());
+  }
+  HF_TRY(take_stamps(live));
+  return protect_all(live.arenas(), Protection::kReadOnly);
+}
+
+std::optional<CommitFailure> Transaction::commit_stream() {
+  const auto live = Staging::create_live(registry_, plan_.from_epoch.value + 1);
+  const Status status = stream_into_live(*live);
+  impl_->note_receipts();
+  if (status.ok()) {
+    impl_->note_log(registry_, plan_);
+    return std::nullopt;
+  }
+  CommitFailure failure{status.error(), false};
+  if (!impl_->log.wrote) {
+    failure.restored = protect_all(live->arenas(), Protection::kReadOnly).ok();
+  } else if (impl_->staging != nullptr) {
+    failure.restored = restore_image(*impl_->staging);
+  } else {
+    // A stray write must fault while it is poisoned, too; it is poisoned either way.
+    static_cast<void>(protect_all(live->arenas(), Protection::kReadOnly).ok());
+  }
+  return failure;
+}
+
+}  // namespace holdfast::reload
