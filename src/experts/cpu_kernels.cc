@@ -27,6 +27,9 @@ namespace holdfast::experts::cpu {
 
 inline constexpr int kMaxTokens = 8;
 inline constexpr int kTile = static_cast<int>(kTileRows);
+// How far ahead of a tile's codes or values the second-level cache is filled, so that decoding and
+// reading overlap. Measured: 4 to 32 KB are alike. Past the matrix it does nothing.
+inline constexpr std::size_t kPrefetchBytes = 8192;
 // Magnitudes of E2M1 with the sign bit's eight after them.
 alignas(64) inline constexpr float kE2M1[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,
                                                 4.0f,  6.0f,  -0.0f, -0.5f, -1.0f, -1.5f,
@@ -125,7 +128,9 @@ struct Mxfp4Tile {
       for (std::int64_t b = 0; b < blocks; ++b) {
         const VF scale = decode_scales(scales + b * kTileRows + part);
         for (int v = 0; v < 4; ++v) {
-          const VU packed = hn::LoadU(du, codes + (b * 4 + v) * kTile + part);
+          const std::uint32_t* group = codes + (b * 4 + v) * kTile + part;
+          __builtin_prefetch(group + kPrefetchBytes / sizeof(*group), 0, 2);
+          const VU packed = hn::LoadU(du, group);
           const VF w0 = decode_nibble(packed);
           const VF w1 = decode_nibble(hn::ShiftRight<4>(packed));
           const VF w2 = decode_nibble(hn::ShiftRight<8>(packed));
@@ -180,7 +185,9 @@ struct Bf16Tile {
 #pragma GCC unroll 8
         for (int t = 0; t < kTokens; ++t) p[t] = hn::Zero(df);
         for (std::int64_t k = first; k < end; ++k) {
-          const VF w = load_bf16(weights + k * kTile + part);
+          const std::uint16_t* column = weights + k * kTile + part;
+          __builtin_prefetch(column + kPrefetchBytes / sizeof(*column), 0, 2);
+          const VF w = load_bf16(column);
 #pragma GCC unroll 8
           for (int t = 0; t < kTokens; ++t) {
             p[t] = hn::MulAdd(w, hn::Set(df, tokens.x[t][k]), p[t]);

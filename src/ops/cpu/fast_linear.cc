@@ -69,7 +69,12 @@ HWY_INLINE void dot_tile(const Weight* HWY_RESTRICT weight, const float* HWY_RES
   for (; i + lanes <= k; i += lanes) {
     VF w[kRows];
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) w[r] = load_weights(d, weight + r * k + i);
+    for (int r = 0; r < kRows; ++r) {
+      w[r] = load_weights(d, weight + r * k + i);
+      // Two tiles ahead, into the second-level cache: rows are too short for a hardware prefetcher
+      // to get far, and the tile's own arithmetic must not wait. Past the matrix it does nothing.
+      __builtin_prefetch(weight + (r + 2 * kRows) * k + i, 0, 2);
+    }
 #pragma GCC unroll 8
     for (int t = 0; t < kTokens; ++t) {
       const VF xs = hn::LoadU(d, x + t * k + i);
