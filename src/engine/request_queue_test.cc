@@ -123,6 +123,26 @@ TEST_F(Queue, PagesAreReservedForAllThatARequestMayStore) {
   EXPECT_EQ(tables_.at(1).size(), 3u);
 }
 
+TEST_F(Queue, ADrawDependsOnTheOutputIndexAndNotOnTheLengthOfThePrompt) {
+  std::map<std::uint64_t, std::vector<std::int32_t>> drawn;
+  for (const std::size_t prompt_tokens : {2, 5}) {
+    Request request;
+    request.prompt_ids.assign(prompt_tokens, 1);
+    request.max_tokens = 30;
+    request.ignore_eos = true;
+    request.sampling = {.temperature = 100.0f, .seed = 11};
+    ASSERT_TRUE(queue_.submit(std::move(request)).ok());
+  }
+  while (!queue_.idle()) {
+    ASSERT_TRUE(step(1).ok());
+    for (const Event& event : queue_.take_events()) {
+      drawn[event.request.value].push_back(event.token->id);
+    }
+  }
+  EXPECT_EQ(drawn[1].size(), 30u);
+  EXPECT_EQ(drawn[1], drawn[2]);
+}
+
 TEST_F(Queue, AStopTokenOfTheRequestEndsIt) {
   Request request;
   request.prompt_ids = {0};
