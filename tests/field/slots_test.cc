@@ -101,15 +101,22 @@ class GatherLayer {
              }).value();
   }
 
-  Status load(const Values& values, const Order& keys, CommitStrategy strategy) {
+  // `pushed`: the tensors are handed in whole, the last one first, instead of being read.
+  Status load(const Values& values, const Order& keys, CommitStrategy strategy,
+              const std::string& label = "", bool pushed = false) {
     FakeSource source({fake("model.values", DType::kF32, values),
                        fake("model.g_idx", DType::kI32, keys)});
     HF_ASSIGN(auto plan, reload::make_plan(registry_, source.config(), source, strategy));
     reload::TransactionOptions options;
     options.clock = &clock_;
+    options.label = label;
     HF_ASSIGN(auto transaction,
               reload::Transaction::begin(registry_, std::move(plan), options));
-    HF_TRY(transaction->stage(source, *stream_));
+    if (pushed) {
+      HF_TRY(push(*transaction, source));
+    } else {
+      HF_TRY(transaction->stage(source, *stream_));
+    }
     HF_TRY(transaction->prepare());
     HF_TRY(transaction->commit());
     return transaction->verify();
@@ -150,6 +157,15 @@ class GatherLayer {
         .value();
   }
   TensorView view(SlotId id) const { return registry_.view(id); }
+  Status push(reload::Transaction& transaction, const FakeSource& source) {
+    for (std::size_t i = source.data.size(); i-- > 0;) {
+      reload::Fragment fragment;
+      fragment.transaction = transaction.id();
+      fragment.tensor = source.data[i].spec.name;
+      HF_TRY(transaction.put(fragment, source.data[i].bytes, *stream_));
+    }
+    return transaction.finish_staging(*stream_);
+  }
 
   std::unique_ptr<device::Device> device_ = device::make_cpu_device();
   base::SteadyClock clock_;
@@ -173,7 +189,7 @@ Values gathered(const Values& values, const Order& keys) {
 
 class FieldSlots : public ::testing::TestWithParam<CommitStrategy> {};
 INSTANTIATE_TEST_SUITE_P(Strategies, FieldSlots,
-                         ::testing::Values(CommitStrategy::kRemap, CommitStrategy::kCopy),
+                         ::testing::ValuesIn(reload::kCommitStrategies),
                          [](const auto& tested) {
                            return std::string(reload::commit_strategy_name(tested.param));
                          });
@@ -209,6 +225,21 @@ TEST_P(FieldSlots, APermutationThatIsDerivedIsThatOfTheNewKeysAtTheOldAddress) {
   const storage::CensusDiff change = storage::diff(before, layer.census());
   EXPECT_THAT(change.moved, ::testing::IsEmpty());
   EXPECT_THAT(change.changed, ::testing::ElementsAre("permutation"));
+}
+
+// On no path do weights come in without the label and the epoch that say so.
+TEST_P(FieldSlots, EveryWayInSetsEpochAndLabel) {
+  GatherLayer layer;
+  std::uint64_t epoch = 0;
+  for (const bool pushed : {false, true}) {
+    // Nothing is staged by a stream, so nothing can be pushed into it.
+    if (pushed && GetParam() == CommitStrategy::kStream) break;
+    for (const char* label : {"step 100", "step 101"}) {
+      ASSERT_TRUE(layer.load(kValuesA, kKeysA, GetParam(), label, pushed).ok());
+      EXPECT_EQ(layer.registry().label(), label);
+      EXPECT_EQ(layer.registry().epoch().value, ++epoch);
+    }
+  }
 }
 
 // The defect planted: the old workspace is freed and somebody else's bytes lie there.
