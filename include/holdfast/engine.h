@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "holdfast/reload.h"
 #include "holdfast/result.h"
 
 namespace holdfast {
@@ -31,7 +32,8 @@ struct EngineOptions {
   std::int64_t kv_tokens = 0;        // KV capacity; 0: max_sequences * max_context, at most 65536
   std::string kernels = "fast";      // "fast" or "reference" (plain scalar loops)
   std::string experts = "auto";      // "auto", "holdfast" or "reference"
-  std::string commit = "remap";      // the first load's strategy too: "remap" or "copy"
+  std::string commit = "remap";      // the first load's strategy too: "remap", "copy" or "stream"
+  bool simulate_faults = false;      // a device that ReloadOptions::inject can make fail; for drills
   std::function<void(const Progress&)> progress;
 };
 
@@ -79,25 +81,6 @@ struct Event {
   std::optional<FinishReason> finish_reason;   // set on the last event
 };
 
-struct ReloadOptions {
-  std::string commit;             // "remap", "copy"; empty: the engine's
-  bool commit_when_ready = true;  // else the caller calls commit_reload()
-  std::string inject;             // a drill's fault: "", "rebind-constants", "stale-derived", ...
-};
-
-enum class ReloadPhase : std::uint8_t { kNone, kStaging, kReady, kVerifying, kDone, kFailed };
-
-struct ReloadReport {
-  std::string source;
-  std::string state;     // "committed", "rolled_back", "poisoned"
-  std::string strategy;
-  std::uint64_t from_epoch = 0, to_epoch = 0;
-  std::uint64_t source_bytes = 0, versioned_bytes = 0;
-  double stage_ms = 0, prepare_ms = 0, verify_ms = 0, pause_us = 0;
-  std::uint64_t declared_peak_bytes = 0, measured_peak_bytes = 0;
-  std::string error;
-};
-
 // One slot in a census; see storage/census.h.
 struct CensusEntry {
   std::string name;
@@ -138,7 +121,8 @@ class Engine {
   // --- reload. One at a time: begin errors with kFailedPrecondition while one is open.
   // Opens and validates `directory`, plans, and stages, all on a thread of its own: what is wrong
   // with the directory shows as phase kFailed and as the error of finish_reload, and the weights
-  // that serve are untouched. Errors here: kInvalidArgument for an unknown option.
+  // that serve are untouched. Errors here: kInvalidArgument for an option that is unknown, out of
+  // range or without effect.
   Status begin_reload(const std::string& directory, const ReloadOptions& options = {});
   ReloadPhase reload_phase() const;  // any thread
   // Commits a ready reload now: the caller is between steps by nature of the call. Errors:
@@ -152,6 +136,15 @@ class Engine {
   // Drops a reload that is not committed. Errors: kFailedPrecondition.
   Status abort_reload();
   std::optional<ReloadReport> last_reload() const;
+  // What begin_reload would do with the weights that are live now. Touches nothing. Errors: what is
+  // wrong with the directory or the options, as begin_reload and finish_reload would say it.
+  Result<PlanReport> plan_reload(const std::string& directory,
+                                 const ReloadOptions& options = {}) const;
+  // Reads every versioned byte. Weights that are not as committed are a value: its defects.
+  // Errors: kPoisoned.
+  Result<VerifyReport> verify() const;
+  // The label of the last commit; empty when it had none.
+  std::string version() const;
 
   // --- what it is
   std::uint64_t epoch() const;

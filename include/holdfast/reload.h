@@ -13,33 +13,35 @@ namespace holdfast {
 // Which part of the model a reload replaces: the union of what is listed; nothing listed means all
 // of it. A part must be made of whole units (a weight with its scale, all of a fused QKV).
 struct ReloadScope {
-  std::vector<std::int64_t> layers;
-  std::vector<std::pair<std::int64_t, std::int64_t>> experts;  // layer, expert
-  std::vector<std::string> parameters;                         // by name, as in the checkpoint
+  std::vector<std::int64_t> layers = {};
+  std::vector<std::pair<std::int64_t, std::int64_t>> experts = {};  // layer, expert
+  std::vector<std::string> parameters = {};                         // by name, as in the checkpoint
 };
 
 // A change of dtype that is meant: nothing is cast otherwise.
 struct ReloadCast {
-  std::string parameter;  // a name, or the end of one
-  std::string from;       // "f32", "bf16", ...
-  std::string to;
+  std::string parameter = {};  // a name, or the end of one
+  std::string from = {};       // "f32", "bf16", ...
+  std::string to = {};
 };
 
 struct ReloadOptions {
   // "remap", "copy", "stream", or "auto": the shortest pause within the two limits. Empty: the
-  // engine's own.
-  std::string commit;
+  // engine's own. "stream" stages nothing and reads the source inside the commit: a failure there
+  // poisons, unless undo_image.
+  std::string commit = {};
   std::uint64_t max_extra_bytes = 0;  // with "auto"; 0: no limit
   double max_pause_us = 0;            // with "auto"; 0: no limit
-  ReloadScope scope;
-  std::vector<ReloadCast> casts;
-  bool apply_constants = false;  // a config that changes constants: apply in the same commit, else refuse
-  bool undo_image = false;       // with "stream": keep what is needed to roll back
-  std::string digests_file;      // JSON object: tensor name to XXH3-128 hex of its bytes; empty: none
-  std::int64_t deadline_ms = 0;  // 0: none
-  std::string version;           // the label that Engine::version() says once this has committed
+  ReloadScope scope = {};             // of a whole directory the rest is not read
+  std::vector<ReloadCast> casts = {};
+  // A config that changes constants (rope, SwiGLU): apply them in the same commit, else refuse.
+  bool apply_constants = false;
+  bool undo_image = false;        // with "stream": keep what is needed to roll back
+  std::string digests_file = {};  // JSON object: tensor name to XXH3-128 hex of its bytes
+  std::int64_t deadline_ms = 0;   // from begin_reload to the commit; 0: none
+  std::string version = {};       // the label that Engine::version() says once this has committed
   bool commit_when_ready = true;  // else the caller calls commit_reload()
-  std::string inject;             // a drill's fault: "", "rebind-constants", "stale-derived", ...
+  std::string inject = {};        // a drill's fault, see drill_faults(); "": none
 };
 
 enum class ReloadPhase : std::uint8_t { kNone, kStaging, kReady, kVerifying, kDone, kFailed };
@@ -71,7 +73,7 @@ struct PlanReport {
 struct VerifyReport {
   std::uint64_t slots = 0;
   std::uint64_t bytes = 0;
-  std::vector<std::string> defects;  // one line a slot; empty: all is as committed
+  std::vector<std::string> defects = {};  // one line a slot; empty: all is as committed
 };
 
 }  // namespace holdfast

@@ -40,6 +40,12 @@ Status Engine::commit_reload() { return impl_->core->commit_reload(); }
 Result<ReloadReport> Engine::finish_reload() { return impl_->core->finish_reload(); }
 Status Engine::abort_reload() { return impl_->core->abort_reload(); }
 std::optional<ReloadReport> Engine::last_reload() const { return impl_->core->last_reload(); }
+Result<PlanReport> Engine::plan_reload(const std::string& directory,
+                                       const ReloadOptions& options) const {
+  return impl_->core->plan_reload(directory, options);
+}
+Result<VerifyReport> Engine::verify() const { return impl_->core->verify(); }
+std::string Engine::version() const { return impl_->core->version(); }
 
 std::uint64_t Engine::epoch() const { return impl_->core->epoch(); }
 bool Engine::poisoned() const { return impl_->core->poisoned(); }

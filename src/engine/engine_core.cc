@@ -6,7 +6,10 @@
 #include "base/error.h"
 #include "device/arena.h"
 #include "device/cpu/cpu_device.h"
+#include "device/sim/sim_device.h"
 #include "engine/census_report.h"
+#include "engine/verify_report.h"
+#include "reload/plan.h"
 
 namespace holdfast::engine {
 
@@ -38,6 +41,9 @@ Result<std::unique_ptr<EngineCore>> EngineCore::open(const EngineOptions& option
 Result<std::unique_ptr<EngineCore>> EngineCore::open(const EngineOptions& options,
                                                      EngineParts parts) {
   if (parts.device == nullptr) parts.device = device::make_cpu_device();
+  if (options.simulate_faults) {
+    parts.device = std::make_unique<device::SimDevice>(std::move(parts.device));
+  }
   std::unique_ptr<EngineCore> core(new EngineCore());
   const base::Clock& clock = parts.clock != nullptr ? *parts.clock : core->steady_clock_;
   HF_ASSIGN(core->runtime_, Runtime::open(options, std::move(parts.device), clock));
@@ -46,6 +52,11 @@ Result<std::unique_ptr<EngineCore>> EngineCore::open(const EngineOptions& option
       runtime.settings(), RequestQueue::Vocabulary{.size = runtime.config().vocab_size,
                                                    .eos_token_ids =
                                                        runtime.config().eos_token_ids});
+  if (!parts.reloader.constants_of) {
+    parts.reloader.constants_of = [&runtime](const config::ModelConfig& config) {
+      return std::as_const(runtime).constants_of(config);
+    };
+  }
   core->reloader_ =
       std::make_unique<Reloader>(runtime.registry(), runtime.config(), clock,
                                  std::move(parts.reloader));
@@ -85,7 +96,8 @@ Status EngineCore::reach_boundary() {
 }
 
 void EngineCore::settle_reload() {
-  if (reloader_->settle()) requests_->abort_computed_after(epoch());
+  if (!reloader_->settle()) return;
+  requests_->abort_computed_after(reloader_->last_report()->from_epoch);
 }
 
 Status EngineCore::check_not_poisoned() const {
@@ -98,20 +110,7 @@ Status EngineCore::check_not_poisoned() const {
 // ------------------------------------------------------------------------------ reload
 
 Status EngineCore::begin_reload(const std::string& directory, const ReloadOptions& options) {
-  ReloadRequest request{.directory = directory,
-                        .strategy = runtime_->settings().commit,
-                        .fault = {},
-                        .commit_when_ready = options.commit_when_ready};
-  HF_ASSIGN(request.strategy, resolve_commit(options.commit, request.strategy));
-  if (!options.inject.empty()) {
-    const auto kind = reload::fault_kind_from_name(options.inject);
-    if (!kind) {
-      return make_error(ErrorCode::kInvalidArgument,
-                        "reload option inject is \"{}\", expected the name of a fault",
-                        options.inject);
-    }
-    request.fault.kind = *kind;
-  }
+  HF_ASSIGN(ReloadRequest request, resolve_reload(directory, options, runtime_->settings()));
   settle_reload();
   return reloader_->begin(std::move(request));
 }
@@ -133,6 +132,18 @@ Result<ReloadReport> EngineCore::finish_reload() {
   if (reload_phase() == ReloadPhase::kFailed) return reloader_->failure();
   return *reloader_->last_report();
 }
+
+Result<PlanReport> EngineCore::plan_reload(const std::string& directory,
+                                           const ReloadOptions& options) const {
+  HF_ASSIGN(const ReloadRequest request,
+            resolve_reload(directory, options, runtime_->settings()));
+  HF_ASSIGN(const reload::ReloadPlan plan, reloader_->plan(request));
+  return PlanReport{.text = reload::to_text(plan, runtime_->registry()),
+                    .json = reload::to_json(plan, runtime_->registry()),
+                    .strategy = std::string(reload::commit_strategy_name(plan.strategy))};
+}
+
+Result<VerifyReport> EngineCore::verify() const { return make_verify_report(runtime_->registry()); }
 
 // ------------------------------------------------------------------------------ what it is
 

@@ -44,6 +44,10 @@ class EngineCore {
   Status abort_reload() { return reloader_->abort(); }
   std::optional<ReloadReport> last_reload() const { return reloader_->last_report(); }
 
+  Result<PlanReport> plan_reload(const std::string& directory, const ReloadOptions& options) const;
+  Result<VerifyReport> verify() const;
+  std::string version() const { return runtime_->registry().label(); }
+
   std::uint64_t epoch() const { return runtime_->registry().epoch().value; }
   bool poisoned() const { return !reloader_->poisoned().empty(); }
   Result<CensusReport> census() const;

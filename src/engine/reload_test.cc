@@ -362,9 +362,9 @@ TEST_F(ReloadFailure, AnUnknownOptionIsNamedAndNothingBegins) {
   const Status fault = core->begin_reload(model_b(), {.commit = {}, .inject = "no-such-fault"});
   ASSERT_FALSE(fault.ok());
   EXPECT_NE(fault.error().message().find("no-such-fault"), std::string::npos);
-  const Status commit = core->begin_reload(model_b(), {.commit = "stream", .inject = {}});
+  const Status commit = core->begin_reload(model_b(), {.commit = "streem", .inject = {}});
   ASSERT_FALSE(commit.ok());
-  EXPECT_NE(commit.error().message().find("stream"), std::string::npos);
+  EXPECT_NE(commit.error().message().find("streem"), std::string::npos);
   EXPECT_EQ(core->reload_phase(), ReloadPhase::kNone);
   EXPECT_EQ(core->finish_reload().error().code(), ErrorCode::kFailedPrecondition);
   EXPECT_EQ(core->commit_reload().error().code(), ErrorCode::kFailedPrecondition);

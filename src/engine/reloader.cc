@@ -1,5 +1,6 @@
 #include "engine/reloader.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/assert.h"
@@ -12,6 +13,8 @@ namespace holdfast::engine {
 
 namespace {
 
+constexpr std::int64_t kNsPerMs = 1'000'000;
+
 double to_ms(std::int64_t ns) { return static_cast<double>(ns) * 1e-6; }
 double to_us(std::int64_t ns) { return static_cast<double>(ns) * 1e-3; }
 
@@ -20,9 +23,12 @@ bool is_open(ReloadPhase phase) {
          phase == ReloadPhase::kVerifying;
 }
 
-Result<std::unique_ptr<reload::Source>> open_checkpoint(const std::string& directory) {
+// A checkpoint that need not be complete by itself is accounted for by the plan alone.
+Result<std::unique_ptr<reload::Source>> open_checkpoint(const ReloadRequest& request) {
+  const bool whole = request.plan.scope.whole() && request.plan.casts.empty();
   HF_ASSIGN(std::shared_ptr<const checkpoint::Checkpoint> checkpoint,
-            checkpoint::Checkpoint::open(directory));
+            whole ? checkpoint::Checkpoint::open(request.directory)
+                  : checkpoint::Checkpoint::open_for_inspection(request.directory));
   return reload::make_checkpoint_source(std::move(checkpoint));
 }
 
@@ -40,7 +46,7 @@ const char* phase_text(ReloadPhase phase) {
 
 }  // namespace
 
-Reloader::Reloader(storage::Registry& registry, const config::ModelConfig& live,
+Reloader::Reloader(storage::Registry& registry, config::ModelConfig& live,
                    const base::Clock& clock, ReloaderParts parts)
     : registry_(registry), live_(live), clock_(clock), parts_(std::move(parts)) {}
 
@@ -63,8 +69,17 @@ Status Reloader::begin(ReloadRequest request) {
   if (thread_.joinable()) thread_.join();
   request_ = std::move(request);
   cancel_.store(false, std::memory_order_release);
+  deadline_ns_ = 0;
+  if (request_.deadline_ms > 0) {
+    deadline_ns_ = clock_.now_ns() + request_.deadline_ms * kNsPerMs;
+  }
+  injector_.reset();
+  if (!request_.inject.empty()) {
+    HF_ASSIGN(injector_,
+              FaultInjector::create(request_.inject, registry_.device(), clock_, cancel_));
+    deadline_ns_ = injector_->deadline_ns(deadline_ns_);
+  }
   command_ = Command::kNone;
-  transaction_.reset();
   verify_error_.reset();
   failure_.reset();
   phase_.store(ReloadPhase::kStaging, std::memory_order_release);
@@ -116,24 +131,80 @@ void Reloader::verify() {
   changed_.notify_all();
 }
 
-Status Reloader::stage() {
-  HF_ASSIGN(const auto source, parts_.open_source ? parts_.open_source(request_.directory)
-                                                  : open_checkpoint(request_.directory));
-  HF_ASSIGN(reload::ReloadPlan plan,
-            reload::make_plan(registry_, live_, *source, request_.strategy));
-  // One worker: the steps keep the other cores.
-  HF_ASSIGN(const auto stream, registry_.device().create_stream(1));
+Result<std::unique_ptr<reload::Source>> Reloader::open_source(const ReloadRequest& request) const {
+  HF_ASSIGN(auto source, parts_.open_source ? parts_.open_source(request.directory)
+                                            : open_checkpoint(request));
+  if (request.plan.scope.whole()) return source;
+  return reload::make_scoped_source(std::move(source), registry_, request.plan.scope);
+}
+
+Result<Reloader::Planned> Reloader::open_and_plan(const ReloadRequest& request) const {
+  reload::PlanOptions options = request.plan;
+  if (!request.digests_file.empty()) {
+    HF_ASSIGN(options.expected_digests, read_digests(request.digests_file));
+  }
+  Planned planned;
+  HF_ASSIGN(planned.source, open_source(request));
+  const config::ModelConfig& next = planned.source->config();
+  const auto changes = config::compare(live_, next);
+  const bool constants_only = std::all_of(changes.begin(), changes.end(),
+                                          [](const auto& change) { return change.constants_only; });
+  if (options.constants == reload::ConstantsPolicy::kApply && !changes.empty() && constants_only &&
+      parts_.constants_of) {
+    HF_ASSIGN(options.constant_values, parts_.constants_of(next));
+  }
+  HF_ASSIGN(planned.plan, reload::make_plan(registry_, live_, *planned.source, options));
+  return planned;
+}
+
+Result<reload::ReloadPlan> Reloader::plan(const ReloadRequest& request) const {
+  HF_ASSIGN(Planned planned, open_and_plan(request));
+  return std::move(planned.plan);
+}
+
+Status Reloader::begin_transaction(reload::ReloadPlan plan) {
   reload::TransactionOptions options;
   options.clock = &clock_;
   options.fault = request_.fault;
   options.cancel = &cancel_;
+  options.deadline_ns = deadline_ns_;
+  options.label = request_.version;
   HF_ASSIGN(auto transaction, reload::Transaction::begin(registry_, std::move(plan), options));
-  {
-    const std::lock_guard lock(mutex_);
-    transaction_ = std::move(transaction);
+  const std::lock_guard lock(mutex_);
+  transaction_ = std::move(transaction);
+  return {};
+}
+
+Status Reloader::stage() {
+  ReloadRequest request = request_;
+  if (injector_) {
+    HF_ASSIGN(request.directory, injector_->stand_in(request_.directory));
   }
-  HF_TRY(transaction_->stage(*source, *stream));
-  return transaction_->prepare();
+  HF_ASSIGN(Planned planned, open_and_plan(request));
+  if (injector_) {
+    HF_TRY(injector_->check(planned.plan));
+    planned.source = injector_->wrap(std::move(planned.source));
+  }
+  const bool streams = planned.plan.strategy == reload::CommitStrategy::kStream;
+  source_ = std::move(planned.source);
+  // What decides no slot stays: the token ids are the tokenizer's, and requests know them.
+  other_config_ = source_->config();
+  other_config_.eos_token_ids = live_.eos_token_ids;
+  other_config_.bos_token_id = live_.bos_token_id;
+  other_config_.pad_token_id = live_.pad_token_id;
+  // One worker: the steps keep the other cores. No step runs beside a commit that streams.
+  HF_ASSIGN(stream_, registry_.device().create_stream(streams ? request_.threads : 1));
+  if (injector_) {
+    stream_ = injector_->wrap(std::move(stream_));
+    injector_->before_staging();
+  }
+  HF_TRY(begin_transaction(std::move(planned.plan)));
+  HF_TRY(transaction_->stage(*source_, *stream_));
+  HF_TRY(transaction_->prepare());
+  if (streams) return {};
+  source_.reset();
+  stream_.reset();
+  return {};
 }
 
 // With the lock held.
@@ -142,6 +213,8 @@ void Reloader::finish(ReloadPhase phase, std::optional<Error> error) {
   report_ = make_report();
   // Whatever it still holds of the device's memory is given back, also when it could not roll back.
   transaction_.reset();
+  source_.reset();
+  stream_.reset();
   // The engine thread asks for nothing more from the transaction once the phase says so.
   phase_.store(phase, std::memory_order_release);
   changed_.notify_all();
@@ -150,23 +223,36 @@ void Reloader::finish(ReloadPhase phase, std::optional<Error> error) {
 ReloadReport Reloader::make_report() const {
   ReloadReport report;
   report.source = request_.directory;
-  report.strategy = reload::commit_strategy_name(request_.strategy);
+  report.scope = reload::to_text(request_.plan.scope);
+  report.version = request_.version;
+  report.strategy = request_.plan.strategy
+                        ? reload::commit_strategy_name(*request_.plan.strategy)
+                        : "auto";  // and nothing was chosen
   report.state = reload::transaction_state_name(reload::TransactionState::kRolledBack);
   report.from_epoch = report.to_epoch = registry_.epoch().value;
   if (transaction_ != nullptr) {
     const reload::TransactionReport inner = transaction_->report();
+    report.id = inner.id;
     report.source = inner.source;
+    report.strategy = reload::commit_strategy_name(inner.strategy);
     report.state = reload::transaction_state_name(inner.state);
     report.from_epoch = inner.from_epoch;
     report.to_epoch = inner.to_epoch;
     report.source_bytes = inner.source_bytes;
     report.versioned_bytes = inner.versioned_bytes;
+    report.preserved_bytes = inner.preserved_bytes;
     report.stage_ms = to_ms(inner.stage_ns);
     report.prepare_ms = to_ms(inner.prepare_ns);
     report.verify_ms = to_ms(inner.verify_ns);
     report.pause_us = to_us(inner.pause_ns);
+    report.expected_pause_us = transaction_->plan().expected_pause_us;
     report.declared_peak_bytes = inner.declared_peak_device_bytes;
     report.measured_peak_bytes = inner.measured_peak_device_bytes;
+    report.declared_host_peak_bytes = inner.declared_peak_host_bytes;
+    report.measured_host_peak_bytes = inner.measured_peak_host_bytes;
+    report.slots_moved = inner.slots_moved;
+    report.slots_changed = inner.slots_changed;
+    report.warnings = inner.warnings;
   }
   if (failure_) report.error = failure_->to_string();
   return report;
@@ -180,11 +266,14 @@ Status Reloader::commit() {
                       phase_text(phase()));
   }
   // The thread waits for a command, so the transaction is this thread's alone.
+  if (injector_) injector_->before_commit(registry_.versioned_arenas().size());
   const Status committed = transaction_->commit();
+  if (injector_) injector_->after_commit();
   const std::lock_guard lock(mutex_);
   if (committed.ok()) {
     was_poisoned_ = !poisoned_.empty();
     poisoned_.clear();
+    std::swap(live_, other_config_);
     command_ = Command::kVerify;
     phase_.store(ReloadPhase::kVerifying, std::memory_order_release);
   } else {
@@ -234,14 +323,24 @@ bool Reloader::settle() {
   if (parts_.on_calling_thread && !verify_error_) verify();
   const std::lock_guard lock(mutex_);
   if (!verify_error_) return false;
+  if (transaction_->state() == reload::TransactionState::kPoisoned) {
+    // Streamed, and nothing was kept.
+    poisoned_ = verify_error_->to_string();
+    finish(ReloadPhase::kFailed, *verify_error_);
+    return true;
+  }
   const Status rolled_back = transaction_->roll_back();
   if (!rolled_back.ok()) {
     poisoned_ = rolled_back.error().with_context("rolling back failed").to_string();
-  } else if (was_poisoned_) {
-    poisoned_ = "the reload that was to replace poisoned weights was rolled back";
+  } else {
+    std::swap(live_, other_config_);
+    if (was_poisoned_) {
+      poisoned_ = "the reload that was to replace poisoned weights was rolled back";
+    }
   }
   finish(ReloadPhase::kFailed, *verify_error_);
   if (!rolled_back.ok()) {
+    registry_.poison();
     report_->state = reload::transaction_state_name(reload::TransactionState::kPoisoned);
   }
   return true;

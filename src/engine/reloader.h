@@ -7,32 +7,36 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstddef>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "base/clock.h"
 #include "config/model_config.h"
+#include "engine/injected_faults.h"
+#include "engine/reload_request.h"
 #include "holdfast/engine.h"
 #include "reload/transaction.h"
 #include "storage/registry.h"
 
 namespace holdfast::engine {
 
-struct ReloadRequest {
-  std::string directory;
-  reload::CommitStrategy strategy = reload::CommitStrategy::kRemap;
-  reload::InjectedFault fault;
-  bool commit_when_ready = true;
-};
+// The values of all constant slots by slot name.
+using ConstantValues = std::map<std::string, std::vector<std::byte>>;
 
 // What a reloader is given from outside.
 struct ReloaderParts {
   // Opens what a reload's directory names; empty: the checkpoint in that directory.
   std::function<Result<std::unique_ptr<reload::Source>>(const std::string& directory)> open_source;
+  // What a model of that config would put into its constant slots; empty: a config that changes
+  // constants is refused, whatever a reload asks for. Called on the reloader's thread too.
+  std::function<Result<ConstantValues>(const config::ModelConfig& config)> constants_of;
   // begin() stages and prepares before it returns; settle() and wait_verified() verify. A source
   // may run steps, or abort the reload, while it is read.
   bool on_calling_thread = false;
@@ -40,8 +44,9 @@ struct ReloaderParts {
 
 class Reloader {
  public:
-  // All must outlive the reloader; `registry` holds its first epoch.
-  Reloader(storage::Registry& registry, const config::ModelConfig& live, const base::Clock& clock,
+  // All must outlive the reloader; `registry` holds its first epoch. `live` becomes the config of
+  // what was committed, in the quiet moment.
+  Reloader(storage::Registry& registry, config::ModelConfig& live, const base::Clock& clock,
            ReloaderParts parts = {});
   // Cancels what is staged and waits for the thread.
   ~Reloader();
@@ -54,7 +59,11 @@ class Reloader {
   ReloadPhase phase() const { return phase_.load(std::memory_order_acquire); }
   bool wants_commit() const { return phase() == ReloadPhase::kReady && request_.commit_when_ready; }
 
-  // In the quiet moment. Allocates nothing and reads no file unless it fails.
+  // What begin would do with the live weights; touches nothing. Errors: what would fail it.
+  Result<reload::ReloadPlan> plan(const ReloadRequest& request) const;
+
+  // In the quiet moment. Allocates nothing and reads no file unless it fails, or streams: then it
+  // takes as long as the source does.
   // Errors: kFailedPrecondition when none is ready; whatever the transaction says, and then the
   // weights are as before, or poisoned().
   Status commit();
@@ -66,7 +75,7 @@ class Reloader {
   // Until a committed one is verified, successfully or not.
   void wait_verified();
   // In the quiet moment: whether a committed reload failed its verification; it is then rolled
-  // back, or poisoned() when that failed too.
+  // back, or poisoned() when that failed too or nothing was kept to roll back to.
   bool settle();
 
   // Why the weights are not to be trusted; empty when they are.
@@ -78,6 +87,13 @@ class Reloader {
 
  private:
   enum class Command : std::uint8_t { kNone, kVerify, kDrop };
+  struct Planned {
+    std::unique_ptr<reload::Source> source;
+    reload::ReloadPlan plan;
+  };
+  Result<Planned> open_and_plan(const ReloadRequest& request) const;
+  Result<std::unique_ptr<reload::Source>> open_source(const ReloadRequest& request) const;
+  Status begin_transaction(reload::ReloadPlan plan);
   void run();  // the thread's life
   Status stage();
   void end_staging(const Status& staged);
@@ -87,10 +103,11 @@ class Reloader {
   ReloadReport make_report() const;
 
   storage::Registry& registry_;
-  const config::ModelConfig& live_;
+  config::ModelConfig& live_;
   const base::Clock& clock_;
   const ReloaderParts parts_;
   ReloadRequest request_;
+  std::int64_t deadline_ns_ = 0;
   std::thread thread_;
   std::atomic<bool> cancel_{false};
   std::atomic<ReloadPhase> phase_{ReloadPhase::kNone};
@@ -100,6 +117,12 @@ class Reloader {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   Command command_ = Command::kNone;
+  // Of the open reload: its config takes the live one's place at the commit, and is the previous
+  // one from then on. Source and stream live until then only when the commit reads the source.
+  config::ModelConfig other_config_;
+  std::unique_ptr<FaultInjector> injector_;  // null: this reload has no fault; outlives the source
+  std::unique_ptr<reload::Source> source_;
+  std::unique_ptr<device::Stream> stream_;
   std::unique_ptr<reload::Transaction> transaction_;
   std::optional<Error> verify_error_;
   std::optional<Error> failure_;

@@ -37,14 +37,33 @@ Runtime::~Runtime() {
   registry_.close();
 }
 
+model::DecoderOptions Runtime::decoder_options() const {
+  return {.max_rows = settings_.max_rows,
+          .max_sequences = settings_.max_sequences,
+          .page_size = kPageSize,
+          .page_count = settings_.page_count,
+          .max_context = settings_.max_context,
+          .experts_backend = settings_.experts};
+}
+
+Result<std::map<std::string, std::vector<std::byte>>> Runtime::constants_of(
+    const config::ModelConfig& config) const {
+  model::DecoderOptions options = decoder_options();
+  options.experts_backend = decoder_->experts_choice().kind;
+  // Never sealed, so that it holds no device memory.
+  storage::Registry scratch;
+  HF_ASSIGN(const auto decoder, model::define_decoder(scratch, config, options));
+  std::map<std::string, std::vector<std::byte>> values;
+  for (const storage::Slot& slot : scratch.slots()) {
+    if (slot.spec.slot_class != storage::SlotClass::kConstant) continue;
+    const auto value = scratch.constant_value(slot.id);
+    values.emplace(slot.spec.name, std::vector<std::byte>(value.begin(), value.end()));
+  }
+  return values;
+}
+
 Status Runtime::define() {
-  HF_ASSIGN(decoder_, model::define_decoder(registry_, config_,
-                                            {.max_rows = settings_.max_rows,
-                                             .max_sequences = settings_.max_sequences,
-                                             .page_size = kPageSize,
-                                             .page_count = settings_.page_count,
-                                             .max_context = settings_.max_context,
-                                             .experts_backend = settings_.experts}));
+  HF_ASSIGN(decoder_, model::define_decoder(registry_, config_, decoder_options()));
   HF_TRY(registry_.seal(*device_));
   HF_ASSIGN(stream_, device_->create_stream(settings_.threads));
   kernels_ = make_kernels(settings_.kernels);

@@ -2,9 +2,12 @@
 // captured graphs. Knows rows and weights, no requests. Owned by the engine; engine thread.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/clock.h"
@@ -35,7 +38,14 @@ class Runtime {
   // The pages of sequence row `sequence`. Errors: kDevice.
   Status write_block_table(std::int32_t sequence, std::span<const std::int32_t> pages);
 
+  // What a model of `config` with this runtime's settings would put into its constant slots, by
+  // slot name. Any thread. Errors: those of define_decoder.
+  Result<std::map<std::string, std::vector<std::byte>>> constants_of(
+      const config::ModelConfig& config) const;
+
   const Settings& settings() const { return settings_; }
+  // Of the live weights: a reload that changes constants writes it in the quiet moment.
+  config::ModelConfig& config() { return config_; }
   const config::ModelConfig& config() const { return config_; }
   const model::Decoder& decoder() const { return *decoder_; }
   const GraphSet& graphs() const { return *graphs_; }
@@ -46,6 +56,7 @@ class Runtime {
 
  private:
   explicit Runtime(std::unique_ptr<device::Device> device) : device_(std::move(device)) {}
+  model::DecoderOptions decoder_options() const;
   Status define();
   Status load(std::shared_ptr<const checkpoint::Checkpoint> checkpoint, const base::Clock& clock,
               const std::function<void(const Progress&)>& progress);

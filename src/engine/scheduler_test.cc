@@ -125,7 +125,7 @@ TEST(Settings, AnOptionOutOfRangeIsNamedWithItsValue) {
       {"kv_tokens", [](EngineOptions& o) { o.kv_tokens = -5; }},
       {"kernels", [](EngineOptions& o) { o.kernels = "quick"; }},
       {"experts", [](EngineOptions& o) { o.experts = "marlin"; }},
-      {"commit", [](EngineOptions& o) { o.commit = "stream"; }}};
+      {"commit", [](EngineOptions& o) { o.commit = "auto"; }}};
   for (const Case& c : cases) {
     EngineOptions options;
     c.spoil(options);

@@ -32,6 +32,13 @@ Result<std::optional<experts::ExpertsBackendKind>> resolve_experts(const std::st
       "engine option experts is \"{}\", expected \"auto\", \"holdfast\" or \"reference\"", name);
 }
 
+Result<reload::CommitStrategy> resolve_commit(const std::string& name) {
+  if (const auto strategy = reload::commit_strategy_from_name(name)) return *strategy;
+  return make_error(ErrorCode::kInvalidArgument,
+                    "engine option commit is \"{}\", expected \"remap\", \"copy\" or \"stream\"",
+                    name);
+}
+
 Status resolve_context(const EngineOptions& options, const config::ModelConfig& config,
                        Settings& settings) {
   settings.max_context = options.max_context != 0
@@ -77,17 +84,8 @@ Result<Settings> resolve_settings(const EngineOptions& options,
   HF_TRY(resolve_kv(options, settings));
   HF_ASSIGN(settings.kernels, resolve_kernels(options.kernels));
   HF_ASSIGN(settings.experts, resolve_experts(options.experts));
-  HF_ASSIGN(settings.commit, resolve_commit(options.commit, reload::CommitStrategy::kRemap));
+  HF_ASSIGN(settings.commit, resolve_commit(options.commit));
   return settings;
-}
-
-Result<reload::CommitStrategy> resolve_commit(const std::string& name,
-                                              reload::CommitStrategy otherwise) {
-  if (name.empty()) return otherwise;
-  const auto strategy = reload::commit_strategy_from_name(name);
-  if (strategy) return *strategy;
-  return make_error(ErrorCode::kInvalidArgument,
-                    "option commit is \"{}\", expected \"remap\" or \"copy\"", name);
 }
 
 std::unique_ptr<ops::Kernels> make_kernels(KernelsKind kind) {

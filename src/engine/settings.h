@@ -40,9 +40,6 @@ struct Settings {
 
 // Errors: kInvalidArgument naming the option, its value and what is accepted.
 Result<Settings> resolve_settings(const EngineOptions& options, const config::ModelConfig& config);
-// `name` empty: `otherwise`.
-Result<reload::CommitStrategy> resolve_commit(const std::string& name,
-                                              reload::CommitStrategy otherwise);
 std::unique_ptr<ops::Kernels> make_kernels(KernelsKind kind);
 
 }  // namespace holdfast::engine

@@ -1,0 +1,46 @@
+// ReloadRequest: a reload as the caller asked for it, checked and in the terms of reload/. Values
+// and functions of their arguments; any thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "base/digest.h"
+#include "engine/settings.h"
+#include "holdfast/reload.h"
+#include "reload/plan.h"
+#include "reload/transaction.h"
+
+namespace holdfast::engine {
+
+inline constexpr std::size_t kMaxScopeEntries = 1u << 16;
+inline constexpr std::size_t kMaxCasts = 1u << 12;
+inline constexpr std::size_t kMaxVersionBytes = 256;
+inline constexpr std::int64_t kMaxDeadlineMs = std::int64_t{1000} * 60 * 60 * 24;  // a day
+inline constexpr std::size_t kMaxDigestsBytes = 64u << 20;
+inline constexpr std::size_t kMaxDigestsDepth = 2;  // an object of strings
+
+struct ReloadRequest {
+  std::string directory = {};
+  // Without expected digests and constants' values: those are read when the plan is made.
+  reload::PlanOptions plan = {};
+  std::string digests_file = {};
+  reload::InjectedFault fault = {};
+  std::string inject = {};  // a fault of the device or the source: see engine/injected_faults.h
+  std::int64_t deadline_ms = 0;  // from begin; 0: none
+  std::string version = {};
+  int threads = 1;  // of a commit that reads its source
+  bool commit_when_ready = true;
+};
+
+// Errors: kInvalidArgument naming the option, its value and what is accepted.
+Result<ReloadRequest> resolve_reload(const std::string& directory, const ReloadOptions& options,
+                                     const Settings& settings);
+
+// Errors: kNotFound, kIo; kCorrupt for what is not a JSON object from tensor names to 32 hex
+// digits, naming file, tensor and value.
+Result<std::map<std::string, base::Digest>> read_digests(const std::string& path);
+
+}  // namespace holdfast::engine
