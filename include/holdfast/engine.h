@@ -33,7 +33,7 @@ struct EngineOptions {
   std::string kernels = "fast";      // "fast" or "reference" (plain scalar loops)
   std::string experts = "auto";      // "auto", "holdfast" or "reference"
   std::string commit = "remap";      // the first load's strategy too: "remap", "copy" or "stream"
-  bool simulate_faults = false;      // a device that ReloadOptions::inject can make fail; for drills
+  bool simulate_faults = false;      // a device that ReloadOptions::inject can make fail
   std::function<void(const Progress&)> progress;
 };
 
