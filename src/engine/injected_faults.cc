@@ -30,6 +30,8 @@ constexpr std::array<std::string_view, 9> kSourceFaultNames = {
 constexpr std::int64_t kStallNs = 20'000'000;
 constexpr std::chrono::milliseconds kStallStep{1};
 constexpr std::uint64_t kTornCopyBytes = 4'096;  // that land before a copy fails
+// An arena's backing is exchanged, or written in part, by as many calls.
+constexpr std::uint64_t kCallsBeforeLoss = 3;
 // Leaves sign and exponent of a bf16 as they are (its low byte holds one bit of the exponent).
 constexpr std::byte kGarbageMask{0x55};
 
@@ -297,11 +299,11 @@ void FaultInjector::before_commit(std::size_t arenas) {
       *device_fault_ == Fault::kLaunchFails) {
     return;
   }
-  // The second exchange, so that there is a first to undo; the second call of any kind, so that the
-  // device is lost when something has been done to it.
-  const bool second = *device_fault_ == Fault::kDeviceLost ||
-                      (*device_fault_ == Fault::kExchangeFails && arenas > 1);
-  device_->arm({{.fault = *device_fault_, .at_call = second ? 1u : 0u, .at_byte = kTornCopyBytes}});
+  // So late that there is something to undo, where a model has more than one arena.
+  std::uint64_t at_call = 0;
+  if (*device_fault_ == Fault::kExchangeFails && arenas > 1) at_call = 1;
+  if (*device_fault_ == Fault::kDeviceLost) at_call = kCallsBeforeLoss;
+  device_->arm({{.fault = *device_fault_, .at_call = at_call, .at_byte = kTornCopyBytes}});
 }
 
 // A device that was lost is back for whatever comes next.
