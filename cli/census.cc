@@ -45,16 +45,39 @@ std::string slot_table(const CensusReport& census) {
   return out;
 }
 
+// A reload with the fault that the flags name, and what became of it in a line.
+std::string reload_with_fault(Engine& engine, const CommandLine& flags) {
+  const std::string& to = flags.reload.to.empty() ? flags.model.directory : flags.reload.to;
+  Status status = engine.begin_reload(to, {.inject = flags.inject});
+  std::string outcome;
+  if (status.ok()) {
+    const Result<ReloadReport> report = engine.finish_reload();
+    if (!report.ok()) status = report.error();
+    const auto last = engine.last_reload();
+    outcome = last ? last->state : "never begun";
+  } else {
+    outcome = "never begun";
+  }
+  return fmt::format("reload of {} with {}: {}{}{}", to, flags.inject, outcome,
+                     status.ok() ? "" : ": ", status.ok() ? "" : status.error().to_string());
+}
+
 Result<int> census_of(const CommandLine& flags) {
-  HF_ASSIGN(const std::unique_ptr<Engine> engine, open_engine(flags.model, flags.quiet));
+  const bool injects = !flags.inject.empty();
+  HF_ASSIGN(const std::unique_ptr<Engine> engine, open_engine(flags.model, flags.quiet, injects));
+  const std::string outcome = injects ? reload_with_fault(*engine, flags) : "";
+  const bool refused = injects && engine->epoch() == 1;
   HF_ASSIGN(const CensusReport census, engine->census());
   std::string text;
+  // With --json, stdout is the census's alone.
+  if (injects && flags.json) say(outcome);
   if (flags.json) {
     text = census.json;
     if (text.empty() || text.back() != '\n') text += '\n';
   } else {
-    text = fmt::format("epoch {} on {}, experts {}\n\n", census.epoch, engine->device_name(),
-                       engine->experts_backend());
+    if (injects) text = outcome + "\n";
+    text += fmt::format("epoch {} on {}, experts {}{}\n\n", census.epoch, engine->device_name(),
+                        engine->experts_backend(), engine->poisoned() ? ", POISONED" : "");
     text += class_table(census);
     text += fmt::format("\ncaptured addresses {}, without a home {}, in another slot than at "
                         "capture {}\n", census.captured_addresses, census.homeless.size(),
@@ -64,7 +87,8 @@ Result<int> census_of(const CommandLine& flags) {
     if (flags.verbose) text += slot_table(census);
   }
   HF_TRY(write_file(flags.output, text));
-  return census.homeless.empty() && census.rehomed.empty() ? kExitDone : kExitFailed;
+  const bool sound = census.homeless.empty() && census.rehomed.empty() && !refused;
+  return sound ? kExitDone : kExitFailed;
 }
 
 }  // namespace

@@ -51,6 +51,29 @@ CLI::Validator one_of(std::vector<std::string> names) {
       "");
 }
 
+// "1/7": layer 1, expert 7.
+std::pair<std::int64_t, std::int64_t> parse_expert(const std::string& text) {
+  const std::size_t slash = text.find('/');
+  std::int64_t layer = -1, expert = -1;
+  const bool parsed = slash != std::string::npos &&
+                      CLI::detail::lexical_cast(text.substr(0, slash), layer) &&
+                      CLI::detail::lexical_cast(text.substr(slash + 1), expert);
+  if (parsed && layer >= 0 && expert >= 0) return {layer, expert};
+  throw CLI::ValidationError("--experts", text + " is not LAYER/EXPERT, as 1/7");
+}
+
+// "NAME:f32:bf16"; a name may hold colons.
+ReloadCast parse_cast(const std::string& text) {
+  const std::size_t to = text.rfind(':');
+  const std::size_t from = to == std::string::npos || to == 0 ? to : text.rfind(':', to - 1);
+  if (to == std::string::npos || from == std::string::npos || from == 0 || from == to) {
+    throw CLI::ValidationError("--cast", text + " is not NAME:FROM:TO, as lm_head.weight:f32:bf16");
+  }
+  return {.parameter = text.substr(0, from),
+          .from = text.substr(from + 1, to - from - 1),
+          .to = text.substr(to + 1)};
+}
+
 void add_quiet(CLI::App& app, CommandLine& line) {
   app.add_flag("-q,--quiet", line.quiet, "no progress and no summary on stderr");
 }
@@ -60,21 +83,30 @@ void add_model(CLI::App& app, CommandLine& line) {
       ->required()->type_name("DIR");
 }
 
-void add_backend(CLI::App& app, CommandLine& line) {
+void add_commit(CLI::App& app, std::string& commit, bool may_choose) {
+  std::vector<std::string> names = {"remap", "copy", "stream"};
+  std::string help =
+      "how weights are committed: remap (swap pages), copy (copy bytes), stream (read into place)";
+  if (may_choose) {
+    names.insert(names.begin(), "auto");
+    help += ", or auto: the shortest pause that the limits allow";
+  }
+  app.add_option("--commit", commit, help)->check(one_of(std::move(names)))->type_name("NAME");
+}
+
+// `experts_flag`: plan's --experts says which experts.
+void add_backend(CLI::App& app, CommandLine& line, const char* experts_flag = "--experts") {
   ModelFlags& model = line.model;
   app.add_option("--threads", model.threads, "CPU threads; 0 is all cores")
       ->check(integer(0, kMaxThreads))->type_name("INT");
   app.add_option("--kernels", model.kernels, "fast, or reference: plain scalar loops")
       ->check(one_of({"fast", "reference"}))->type_name("NAME");
-  app.add_option("--experts", model.experts, "the experts backend: auto, holdfast or reference")
+  app.add_option(experts_flag, model.experts, "the experts backend: auto, holdfast or reference")
       ->check(one_of({"auto", "holdfast", "reference"}))->type_name("NAME");
-  app.add_option("--commit", model.commit,
-                 "how weights are committed: remap (swap pages) or copy (copy bytes)")
-      ->check(one_of({"remap", "copy"}))->type_name("NAME");
   add_quiet(app, line);
 }
 
-void add_engine(CLI::App& app, CommandLine& line) {
+void add_engine(CLI::App& app, CommandLine& line, const char* experts_flag = "--experts") {
   add_model(app, line);
   app.add_option("--max-context", line.model.max_context,
                  "positions a sequence may have; 0 is the model's, at most 4096")
@@ -82,7 +114,12 @@ void add_engine(CLI::App& app, CommandLine& line) {
   app.add_option("--max-sequences", line.model.max_sequences,
                  "requests that decode together, 1 to 1024")
       ->check(integer(1, kMaxSequencesFlag))->type_name("INT");
-  add_backend(app, line);
+  add_backend(app, line, experts_flag);
+}
+
+void add_serving(CLI::App& app, CommandLine& line) {
+  add_engine(app, line);
+  add_commit(app, line.model.commit, false);
 }
 
 void add_output(CLI::App& app, CommandLine& line) {
@@ -120,7 +157,7 @@ void add_text_rules(CLI::App& app, RequestFlags& request, bool decodes) {
 
 void add_generate(CLI::App& root, CommandLine& line) {
   CLI::App& app = *root.add_subcommand("generate", "continue prompts");
-  add_engine(app, line);
+  add_serving(app, line);
   app.add_option("--prompt", line.prompt, "the text to continue")->type_name("TEXT");
   add_input(app, line);
   add_output(app, line);
@@ -139,7 +176,7 @@ void add_generate(CLI::App& root, CommandLine& line) {
 
 void add_score(CLI::App& root, CommandLine& line) {
   CLI::App& app = *root.add_subcommand("score", "log probabilities of given tokens");
-  add_engine(app, line);
+  add_serving(app, line);
   add_input(app, line);
   add_output(app, line);
   app.add_option("--logits", line.logits, "write float32 logits to this safetensors file")
@@ -159,7 +196,7 @@ void add_tokenize(CLI::App& root, CommandLine& line) {
 
 void add_chat(CLI::App& root, CommandLine& line) {
   CLI::App& app = *root.add_subcommand("chat", "talk with a model, in harmony's format");
-  add_engine(app, line);
+  add_serving(app, line);
   add_sampling(app, line.request);
   CommandLine::Chat& chat = line.chat;
   app.add_option("--instructions", chat.instructions, "the developer message")->type_name("TEXT");
@@ -180,6 +217,10 @@ void add_inspect(CLI::App& root, CommandLine& line) {
   add_output(app, line);
 }
 
+void add_inject(CLI::App& app, CommandLine& line, const std::string& help) {
+  app.add_option("--inject", line.inject, help)->check(one_of(drill_faults()))->type_name("FAULT");
+}
+
 void add_drill(CLI::App& root, CommandLine& line) {
   CLI::App& app = *root.add_subcommand(
       "drill", "swap weights under captured graphs, and prove that nothing moved");
@@ -188,8 +229,7 @@ void add_drill(CLI::App& root, CommandLine& line) {
   app.add_option("--to", drill.to, "the model that replaces it")->required()->type_name("DIR");
   app.add_option("--json", drill.json_file, "also write the report as JSON; - is stdout")
       ->type_name("FILE");
-  app.add_option("--inject", drill.inject, "a defect that the drill must find, see below")
-      ->check(one_of(drill_faults()))->type_name("FAULT");
+  add_inject(app, line, "a defect that the drill must find, or a fault, see below");
   app.add_option("--prompt", drill.prompts, "a prompt of its own (repeatable)")
       ->type_name("TEXT")->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
       ->default_str("");
@@ -197,13 +237,77 @@ void add_drill(CLI::App& root, CommandLine& line) {
       ->check(integer(1, kMaxRequestTokens))->type_name("INT");
   app.add_option("--label", drill.label, "free text for the report")->type_name("TEXT");
   add_backend(app, line);
+  add_commit(app, line.model.commit, true);
 }
 
 void add_census(CLI::App& root, CommandLine& line) {
   CLI::App& app = *root.add_subcommand("census", "count every slot and every captured address");
-  add_engine(app, line);
+  add_serving(app, line);
+  add_inject(app, line, "count after a reload with this defect or fault, see below");
+  app.add_option("--to", line.reload.to, "with --inject: what the reload reads; the model itself "
+                                         "by default")
+      ->type_name("DIR");
   app.add_flag("--json", line.json, "the whole census as JSON");
   app.add_flag("-v,--verbose", line.verbose, "list every slot");
+  add_output(app, line);
+}
+
+void add_scope(CLI::App& app, ReloadOptions& options) {
+  ReloadScope& scope = options.scope;
+  app.add_option("--layers", scope.layers, "only these layers: 0,2")
+      ->check(integer(0, std::numeric_limits<std::int32_t>::max()))->delimiter(',')
+      ->type_name("INT,...")->default_str("");
+  app.add_option_function<std::vector<std::string>>(
+         "--experts",
+         [&scope](const std::vector<std::string>& texts) {
+           for (const std::string& text : texts) scope.experts.push_back(parse_expert(text));
+         },
+         "only these experts of a layer: 1/7,2/0 (layer/expert)")
+      ->delimiter(',')->type_name("LAYER/EXPERT,...");
+  app.add_option("--parameters", scope.parameters, "only these parameters, by name")
+      ->type_name("NAME")->default_str("");
+  app.add_option_function<std::vector<std::string>>(
+         "--cast",
+         [&options](const std::vector<std::string>& texts) {
+           for (const std::string& text : texts) options.casts.push_back(parse_cast(text));
+         },
+         "a change of dtype that is meant (repeatable); the name, or its end")
+      ->type_name("NAME:FROM:TO");
+}
+
+void add_plan(CLI::App& root, CommandLine& line) {
+  CLI::App& app = *root.add_subcommand("plan", "what a reload would do and cost, before any byte "
+                                               "moves");
+  add_engine(app, line, "--experts-backend");
+  ReloadOptions& options = line.reload.options;
+  options.commit = "auto";
+  app.add_option("--to", line.reload.to, "the model that would replace it")
+      ->required()->type_name("DIR");
+  add_commit(app, options.commit, true);
+  app.add_option("--max-extra-bytes", options.max_extra_bytes,
+                 "with --commit auto: bytes beyond what is live, on the device and on the host; 0 "
+                 "is no limit")
+      ->check(unsigned_integer())->type_name("UINT");
+  app.add_option("--max-pause-us", options.max_pause_us,
+                 "with --commit auto: microseconds without a step; 0 is no limit")
+      ->type_name("FLOAT");
+  add_scope(app, options);
+  app.add_flag("--apply-constants", options.apply_constants,
+               "a config that changes constants is applied instead of refused");
+  app.add_flag("--undo-image", options.undo_image,
+               "with a streamed commit: keep what is needed to roll back");
+  app.add_flag("--json", line.json, "the plan as JSON");
+  add_output(app, line);
+}
+
+void add_verify(CLI::App& root, CommandLine& line) {
+  CLI::App& app = *root.add_subcommand("verify", "whether weights are what was committed, and what "
+                                                 "a trainer vouches for");
+  add_serving(app, line);
+  app.add_option("--digests", line.digests,
+                 "hold the checkpoint against this file of expected digests")->type_name("FILE");
+  app.add_option("--write-digests", line.write_digests, "write such a file")->type_name("FILE");
+  app.add_flag("--json", line.json, "the report as one line of JSON");
   add_output(app, line);
 }
 
@@ -225,6 +329,9 @@ Status check(const CommandLine& line) {
     return usage(fmt::format("--stop-token stands {} times, at most {}",
                              line.request.stop_token_ids.size(), kMaxStopTokenIds));
   }
+  if (line.command == "census" && !line.reload.to.empty() && line.inject.empty()) {
+    return usage("census: --to is for --inject");
+  }
   HF_TRY(check_sampling(line.request.sampling));
   return {};
 }
@@ -244,6 +351,8 @@ std::optional<int> parse_command_line(int argc, char** argv, CommandLine& line) 
   add_inspect(app, line);
   add_drill(app, line);
   add_census(app, line);
+  add_plan(app, line);
+  add_verify(app, line);
   app.add_subcommand("version", "print the version");
   app.footer(std::string(help_footer("")));
   for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {

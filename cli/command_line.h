@@ -53,12 +53,18 @@ struct CommandLine {
   bool decode = false;                // tokenize --decode
   bool tensors = false;               // inspect --tensors
   bool verbose = false;               // census --verbose
+  std::string inject;                 // census, drill: a fault's name
+  struct Reload {                     // plan; census: `to` alone
+    std::string to;
+    ReloadOptions options;
+  } reload;
+  std::string digests, write_digests;  // verify
   struct Chat {
     std::string instructions, date, effort = "medium";
     bool hide_analysis = false;
   } chat;
   struct Drill {
-    std::string from, to, inject, json_file, label;
+    std::string from, to, json_file, label;
     std::vector<std::string> prompts;
     std::int64_t max_tokens = 48;
   } drill;
@@ -83,5 +89,7 @@ int run_chat(const CommandLine& line);
 int run_inspect(const CommandLine& line);
 int run_drill_command(const CommandLine& line);
 int run_census(const CommandLine& line);
+int run_plan(const CommandLine& line);
+int run_verify(const CommandLine& line);
 
 }  // namespace holdfast::cli

@@ -14,7 +14,7 @@ constexpr std::size_t kShownKeys = 12;
 const char* yes_no(bool value) { return value ? "yes" : "NO"; }
 
 void append_row(std::string& out, std::string_view name, std::string_view value) {
-  out += fmt::format("  {:<34} {}\n", name, value);
+  out += fmt::format("  {:<38} {}\n", name, value);
 }
 
 void append_count(std::string& out, std::string_view title, const DrillCount& count) {
@@ -36,6 +36,16 @@ void append_moved(std::string& out, const std::vector<std::string>& keys) {
   }
 }
 
+void append_refusal(std::string& out, const DrillReport& report) {
+  out += report.poisoned ? "poisoned reload\n" : "refused reload\n";
+  if (report.poisoned) {
+    append_row(out, "emits nothing while poisoned", yes_no(report.emits_nothing));
+  } else {
+    append_row(out, "refused cleanly: the old weights serve", yes_no(report.refused_cleanly));
+  }
+  append_row(out, "the next reload is committed", yes_no(report.recovered));
+}
+
 std::string report_text(const DrillReport& report) {
   std::string out;
   append_count(out, "experts' constants", report.constants);
@@ -50,6 +60,7 @@ std::string report_text(const DrillReport& report) {
   append_row(out, "live reload: tokens before, after",
              fmt::format("{}, {}", report.live_tokens_before, report.live_tokens_after));
   if (!report.replay_error.empty()) append_row(out, "replay error", report.replay_error);
+  if (!report.refusal.empty()) append_refusal(out, report);
   out += "cost\n";
   append_row(out, "load, capture",
              fmt::format("{:.0f} ms, {:.0f} ms", report.load_ms, report.capture_ms));
@@ -69,7 +80,7 @@ Result<int> drill(const CommandLine& flags) {
   DrillOptions options;
   options.from = flags.drill.from;
   options.to = flags.drill.to;
-  options.inject = flags.drill.inject;
+  options.inject = flags.inject;
   options.commit = flags.model.commit;
   options.label = flags.drill.label;
   options.prompts = flags.drill.prompts;

@@ -7,9 +7,10 @@ constexpr std::string_view kRoot = R"(Start here:
   holdfast inspect models/gptoss-tiny-A
   holdfast generate --model models/gptoss-tiny-A --prompt "ROMEO:"
   holdfast drill --from models/gptoss-tiny-A --to models/gptoss-tiny-B
+  holdfast plan --model models/gptoss-tiny-A --to models/gptoss-tiny-B
   holdfast COMMAND --help
 
-Exit codes: 0 done; 1 something failed, or the drill is RED; 2 wrong usage.
+Exit codes: 0 done; 1 something failed or differs, or the drill is RED; 2 wrong usage.
 Results go to stdout, everything else to stderr; progress is shown on a terminal only.)";
 
 constexpr std::string_view kGenerate = R"(Examples:
@@ -82,11 +83,26 @@ frees memory, generates and counts again, and compares with an engine that loads
 address stable, every value B's, every token and log probability equal bit for bit.
 GREEN is exit code 0; RED is 1, with the reasons and the slots.
 
---inject makes the reload do what an engine with a known defect does:
+--inject makes every reload do what an engine with a known defect does:
   rebind-constants   the experts' constants are rebuilt in fresh storage, unknown to the graphs
   stale-derived      a packed weight keeps the bytes of the old checkpoint
   skip-layer         one layer is not loaded
-  drop-sink          the attention sinks are not loaded)";
+  drop-sink          the attention sinks are not loaded
+or makes the device fail, or the source, in the live reload:
+  allocation-fails   the memory to stage in           (remap, copy)
+  copy-fails         half-way through the commit      (copy)
+  exchange-fails     the second of the commit         (remap)
+  protect-fails      write-protecting in the commit
+  launch-fails       a kernel that packs weights
+  device-lost        half-way through the commit, and from then on until it has ended
+  short-read source-dies truncated replaced           a read, and files that change while read
+  nan bad-scale      values that no arithmetic can use
+  garbage            other weights than the checkpoint's: only digests (holdfast verify
+                     --write-digests) or a comparison can tell
+  cancelled deadline the reload is called off, or its source stalls
+The drill says RED with what the engine said. It then checks that the old weights serve on bit for
+bit (`refused_cleanly`), or, where nothing could be undone, that the engine is poisoned and emits
+nothing (`emits_nothing`), and that the same reload without the fault is committed (`recovered`).)";
 
 constexpr std::string_view kCensus = R"(Examples:
   holdfast census --model DIR
@@ -94,7 +110,34 @@ constexpr std::string_view kCensus = R"(Examples:
   holdfast census --model DIR --json > census.json
 
 Loads the model and captures its graphs, then counts: every slot with its address, bytes, class,
-epoch and digest, and the slot in which each captured address lies. Exit code 1 if one has none.)";
+epoch and digest, and the slot in which each captured address lies. Exit code 1 if one has none.
+
+--inject FAULT reloads first (--to DIR, or the model over itself), with a fault of the drill's list
+(holdfast drill --help), and says what became of it: this is what such an engine looks like to a
+debugger. Exit code 1 if the reload was not committed, or if a captured address has lost its slot.
+Weights that are merely stale look sound here; the drill finds them.)";
+
+constexpr std::string_view kPlan = R"(Examples:
+  holdfast plan --model A --to B
+  holdfast plan --model A --to B --commit auto --max-pause-us 500 --max-extra-bytes 2000000000
+  holdfast plan --model A --to B --layers 0,2 --experts 1/7,1/8 --json
+  holdfast plan --model A --to B --cast lm_head.weight:f32:bf16 --apply-constants
+
+Loads A, accounts for every tensor of B both ways, and says what a reload would do, in which order,
+with the peak memory on device and host and the expected pause of each commit strategy; or why it
+would be refused, naming both sides (exit code 1). Nothing is replaced.
+A part (--layers, --experts, --parameters: their union) must be made of whole units, such as a
+weight with its scale; the rest of B is not read.)";
+
+constexpr std::string_view kVerify = R"(Examples:
+  holdfast verify --model DIR
+  holdfast verify --model DIR --write-digests digests.json     (by whoever trained it)
+  holdfast verify --model DIR --digests digests.json
+
+Loads the model and reads every versioned byte again: each slot's digest against the commit's, each
+constant against its value, the padding against zero. With --digests each tensor of the checkpoint
+is held against a JSON object from tensor names to XXH3-128 digests (32 hex digits of the tensor's
+bytes); tensors that it does not list are counted. Exit code 1 when anything differs.)";
 
 }  // namespace
 
@@ -107,6 +150,8 @@ std::string_view help_footer(std::string_view command) {
   if (command == "inspect") return kInspect;
   if (command == "drill") return kDrill;
   if (command == "census") return kCensus;
+  if (command == "plan") return kPlan;
+  if (command == "verify") return kVerify;
   return {};
 }
 

@@ -18,6 +18,8 @@ int run(const CommandLine& line) {
   if (line.command == "inspect") return run_inspect(line);
   if (line.command == "drill") return run_drill_command(line);
   if (line.command == "census") return run_census(line);
+  if (line.command == "plan") return run_plan(line);
+  if (line.command == "verify") return run_verify(line);
   const Status status = write_file("", fmt::format("holdfast {}\n", version()));
   return status.ok() ? kExitDone : report_failure(status.error());
 }

@@ -109,7 +109,8 @@ std::function<void(const Progress&)> show_progress(std::shared_ptr<ProgressLine>
   };
 }
 
-Result<std::unique_ptr<Engine>> open_engine(const ModelFlags& flags, bool quiet) {
+Result<std::unique_ptr<Engine>> open_engine(const ModelFlags& flags, bool quiet,
+                                            bool simulate_faults) {
   EngineOptions options;
   options.model_directory = flags.directory;
   options.threads = flags.threads;
@@ -118,6 +119,7 @@ Result<std::unique_ptr<Engine>> open_engine(const ModelFlags& flags, bool quiet)
   options.kernels = flags.kernels;
   options.experts = flags.experts;
   options.commit = flags.commit;
+  options.simulate_faults = simulate_faults;
   auto line = std::make_shared<ProgressLine>(quiet);
   options.progress = show_progress(line);
   Result<std::unique_ptr<Engine>> engine = Engine::open(options);

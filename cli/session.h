@@ -18,8 +18,10 @@
 
 namespace holdfast::cli {
 
-// Opens the model of the flags. Errors: those of Engine::open.
-Result<std::unique_ptr<Engine>> open_engine(const ModelFlags& flags, bool quiet);
+// Opens the model of the flags; with `simulate_faults` on a device that a fault can be injected
+// into. Errors: those of Engine::open.
+Result<std::unique_ptr<Engine>> open_engine(const ModelFlags& flags, bool quiet,
+                                            bool simulate_faults = false);
 
 // "loading 42 %": for an engine's progress callback.
 std::function<void(const Progress&)> show_progress(std::shared_ptr<ProgressLine> line);

@@ -15,7 +15,7 @@ struct DrillOptions {
   std::string from;                       // model directory A
   std::string to;                         // model directory B
   std::string inject;                     // "" or a fault's name, see drill_faults()
-  std::string commit = "remap";           // "remap" or "copy"
+  std::string commit = "remap";           // "remap", "copy", "stream" or "auto"
   std::string label;                      // free text, copied into the report
   std::vector<std::string> prompts;       // empty: built-in ones
   std::int64_t max_tokens = 48;
@@ -49,6 +49,15 @@ struct DrillReport {
   bool versions_match = false;              // every token carries the epoch that made it
   std::uint64_t live_tokens_before = 0, live_tokens_after = 0;  // of the live reload
   std::string replay_error;
+  std::string strategy;           // that the live reload took
+  std::string refusal;            // why the live reload was not committed; empty: it was
+  // Of a refused one: the old weights serve on, every slot where and what it was, and every token
+  // and log probability as before, under the reload and after it.
+  bool refused_cleanly = false;
+  bool poisoned = false;          // it could not be undone
+  bool emits_nothing = false;     // while it is poisoned
+  // Of both: the same reload without the fault is committed, and equals a cold engine on B.
+  bool recovered = false;
   double load_ms = 0, capture_ms = 0, stage_ms = 0, pause_us = 0, total_ms = 0;
   std::uint64_t weights_bytes = 0, peak_bytes = 0, declared_peak_bytes = 0;
   // All of this as one object: field names as above, the constants' figures at the top, those of
@@ -56,6 +65,8 @@ struct DrillReport {
   std::string json;
 };
 
+// Defects that engines in the field have, and faults of device and source. A defect is injected
+// into every reload of the drill, a fault into the live one alone.
 std::vector<std::string> drill_faults();
 // Errors: what keeps the drill from running (a bad directory, an unknown fault, fewer than 12
 // max_tokens). A RED drill is a value.

@@ -1,8 +1,9 @@
-// inspect: what a model directory holds, and everything that is wrong with it at once. Loads no
-// weights. Any thread.
+// inspect: what a model directory holds, and everything that is wrong with it at once, and digests
+// of what it holds. Loads no weights into an engine. Any thread.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -35,5 +36,10 @@ struct InspectReport {
 
 // Errors: what stops even looking (no config.json, a file that breaks its format, ...).
 Result<InspectReport> inspect(const std::string& directory);
+
+// XXH3-128 of each tensor's bytes, as 32 hex digits: what ReloadOptions::digests_file holds, for
+// whoever has written the checkpoint and vouches for it. Reads every byte. Errors: those of
+// inspect; kIo, also for a file that changes meanwhile.
+Result<std::map<std::string, std::string>> checkpoint_digests(const std::string& directory);
 
 }  // namespace holdfast

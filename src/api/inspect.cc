@@ -1,9 +1,13 @@
 #include "holdfast/inspect.h"
 
+#include <algorithm>
+#include <cstddef>
 #include <map>
 #include <utility>
+#include <vector>
 
 #include "api/tokenizer_impl.h"
+#include "base/digest.h"
 #include "base/error.h"
 #include "checkpoint/checkpoint.h"
 #include "experts/experts.h"
@@ -11,6 +15,8 @@
 
 namespace holdfast {
 namespace {
+
+constexpr std::size_t kDigestChunkBytes = 4u << 20;
 
 std::string base_name(const std::string& path) {
   const std::size_t slash = path.rfind('/');
@@ -117,6 +123,27 @@ Result<InspectReport> inspect(const std::string& directory) {
   const bool tokenizer_fits = add_tokenizer(directory, config.vocab_size, report);
   report.complete = checkpoint->account().complete() && tokenizer_fits;
   return report;
+}
+
+Result<std::map<std::string, std::string>> checkpoint_digests(const std::string& directory) {
+  HF_ASSIGN(const std::unique_ptr<checkpoint::Checkpoint> checkpoint,
+            checkpoint::Checkpoint::open_for_inspection(directory));
+  std::map<std::string, std::string> digests;
+  std::vector<std::byte> buffer(kDigestChunkBytes);
+  for (const checkpoint::LocatedTensor& tensor : checkpoint->tensors()) {
+    const std::uint64_t bytes = tensor.entry->end - tensor.entry->begin;
+    base::DigestStream digest;
+    for (std::uint64_t at = 0; at < bytes;) {
+      const std::uint64_t count = std::min<std::uint64_t>(buffer.size(), bytes - at);
+      const auto chunk = std::span(buffer).first(static_cast<std::size_t>(count));
+      HF_TRY(tensor.file->read(*tensor.entry, at, chunk));
+      digest.add(chunk);
+      at += count;
+    }
+    digests.emplace(tensor.entry->name, digest.digest().to_hex());
+  }
+  for (const auto& file : checkpoint->files()) HF_TRY(file->check_unchanged());
+  return digests;
 }
 
 }  // namespace holdfast

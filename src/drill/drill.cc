@@ -4,9 +4,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <memory>
 #include <set>
+#include <string_view>
 #include <utility>
 
 #include "drill/count.h"
@@ -30,6 +32,13 @@ constexpr std::int64_t kMinTokens = 3 * drill::kMinTokensOfEachEpoch;
 constexpr std::int64_t kMaxTokens = 1 << 16;
 constexpr std::size_t kLivePrompts = 8;  // as many as decode together
 constexpr std::int64_t kPageBytes = 4096;
+
+constexpr std::array<std::string_view, 4> kDefects = {"rebind-constants", "stale-derived",
+                                                      "skip-layer", "drop-sink"};
+constexpr std::array<std::string_view, 15> kFaults = {
+    "allocation-fails", "copy-fails", "exchange-fails", "protect-fails", "launch-fails",
+    "device-lost",      "short-read", "source-dies",    "garbage",       "nan",
+    "bad-scale",        "truncated",  "replaced",       "cancelled",     "deadline"};
 
 using Clock = std::chrono::steady_clock;
 
@@ -77,6 +86,9 @@ class Drill {
     HF_TRY(exercise());
     add_figures();
     report_.total_ms = ms_between(begin, Clock::now());
+    if (report_.reasons.empty() && !options_.inject.empty()) {
+      reason(fmt::format("the fault {} left no trace", options_.inject));
+    }
     report_.green = report_.reasons.empty();
     report_.json = drill::report_json(report_, options_);
     return std::move(report_);
@@ -89,13 +101,20 @@ class Drill {
     HF_TRY(count_and_baseline());
     if (!identity_reload()) return {};
     HF_TRY(generate_again());
-    if (!live_reload()) return {};
-    HF_TRY(generate_under_pressure());
-    engine_.reset();  // its memory makes room for the cold engine
-    HF_TRY(compare_with_cold());
+    HF_TRY(live_reload());
+    if (report_.refusal.empty()) return examine_committed();
+    HF_TRY(engine_->poisoned() ? examine_poisoned() : examine_refused());
+    const std::size_t reasons = report_.reasons.size();
+    if (!recover()) return {};
+    HF_TRY(examine_committed());
+    report_.recovered = report_.reasons.size() == reasons;
     return {};
   }
 
+  bool injects_fault() const {
+    return !options_.inject.empty() &&
+           std::find(kDefects.begin(), kDefects.end(), options_.inject) == kDefects.end();
+  }
   void say(const std::string& line) const {
     if (options_.progress) options_.progress(line);
   }
@@ -114,7 +133,9 @@ class Drill {
     options.max_context = context_;
     options.kernels = options_.kernels;
     options.experts = options_.experts;
-    options.commit = options_.commit;
+    // The first load has no choice to make.
+    if (options_.commit != "auto") options.commit = options_.commit;
+    options.simulate_faults = injects_fault();
     return options;
   }
 
@@ -210,21 +231,23 @@ class Drill {
 
   bool identity_reload() {
     say("reloading " + options_.from + " over itself");
-    const ReloadOptions options{.commit = options_.commit, .inject = options_.inject};
-    Status begun = engine_->begin_reload(options_.from, options);
-    if (!begun.ok()) return refused("the identity reload", begun.error().to_string());
-    const Result<ReloadReport> done = engine_->finish_reload();
-    if (!done.ok()) return refused("the identity reload", done.error().to_string());
-    return committed("the identity reload", *done);
+    const std::string fault = injects_fault() ? "" : options_.inject;
+    return reload("the identity reload", options_.from,
+                  {.commit = options_.commit, .inject = fault});
   }
 
-  bool refused(std::string_view what, const std::string& why) {
-    reason(fmt::format("{} failed: {}", what, why));
+  // Without requests.
+  bool reload(std::string_view what, const std::string& directory, const ReloadOptions& options) {
+    Status status = engine_->begin_reload(directory, options);
+    if (status.ok()) {
+      const Result<ReloadReport> done = engine_->finish_reload();
+      if (done.ok() && done->state == "committed") return true;
+      status = done.ok() ? Error(ErrorCode::kFailedPrecondition,
+                                 fmt::format("{}: {}", done->state, done->error))
+                         : done.error();
+    }
+    reason(fmt::format("{} failed: {}", what, status.error().to_string()));
     return false;
-  }
-  bool committed(std::string_view what, const ReloadReport& report) {
-    if (report.state == "committed") return true;
-    return refused(what, fmt::format("{}: {}", report.state, report.error));
   }
 
   Status generate_again() {
@@ -239,32 +262,83 @@ class Drill {
     return {};
   }
 
-  bool live_reload() {
+  Status live_reload() {
     say("reloading to " + options_.to + " while requests run");
     const std::size_t count = std::min(prompts_.size(), kLivePrompts);
     const Prompts prompts(prompts_.begin(), prompts_.begin() + static_cast<std::ptrdiff_t>(count));
     engine_->reset_peak();
-    Result<drill::LiveReload> live = drill::reload_under_way(
-        *engine_, prompts, baseline_.tokens,
-        {.to = options_.to, .commit = options_.commit, .inject = options_.inject,
-         .max_tokens = options_.max_tokens});
-    if (!live.ok()) return refused("the live reload", live.error().to_string());
-    report_.live_tokens_before = live->tokens_before;
-    report_.live_tokens_after = live->tokens_after;
-    report_.stage_ms = live->report.stage_ms;
-    report_.pause_us = live->report.pause_us;
-    report_.peak_bytes = engine_->peak_bytes();
-    report_.declared_peak_bytes = live->report.declared_peak_bytes;
-    keep_replay_error("across the live reload", live->replay_error);
-    keep_epoch_error("across the live reload", live->epoch_error);
-    reason_if("tokens before the live reload's commit differ from the baseline",
-              live->prefix_error);
-    if (!live->prefix_error.empty()) report_.logprobs_match = false;
-    if (live->report.measured_peak_bytes > live->report.declared_peak_bytes) {
-      reason(fmt::format("the live reload took {} bytes and had declared {}",
-                         live->report.measured_peak_bytes, live->report.declared_peak_bytes));
+    HF_ASSIGN(const drill::LiveReload live,
+              drill::reload_under_way(*engine_, prompts, baseline_.tokens,
+                                      {.to = options_.to,
+                                       .commit = options_.commit,
+                                       .inject = options_.inject,
+                                       .max_tokens = options_.max_tokens}));
+    report_.poisoned = engine_->poisoned();
+    report_.refusal = live.refusal;
+    if (!live.refusal.empty()) {
+      reason(fmt::format("the live reload {}: {}",
+                         report_.poisoned ? "poisoned the engine" : "was refused", live.refusal));
     }
-    return committed("the live reload", live->report);
+    // What the reload disturbs, a clean refusal does not.
+    reasons_before_disturbance_ = report_.reasons.size();
+    report_.live_tokens_before = live.tokens_before;
+    report_.live_tokens_after = live.tokens_after;
+    report_.strategy = live.report.strategy;
+    report_.stage_ms = live.report.stage_ms;
+    report_.pause_us = live.report.pause_us;
+    report_.peak_bytes = engine_->peak_bytes();
+    report_.declared_peak_bytes = live.report.declared_peak_bytes;
+    keep_replay_error("across the live reload", live.replay_error);
+    keep_epoch_error("across the live reload", live.epoch_error);
+    reason_if("tokens of the old weights differ from the baseline across the live reload",
+              live.prefix_error);
+    if (!live.prefix_error.empty()) report_.logprobs_match = false;
+    if (live.report.measured_peak_bytes > live.report.declared_peak_bytes) {
+      reason(fmt::format("the live reload took {} bytes and had declared {}",
+                         live.report.measured_peak_bytes, live.report.declared_peak_bytes));
+    }
+    return {};
+  }
+
+  // The old weights must serve on as if nothing had been asked for.
+  Status examine_refused() {
+    HF_ASSIGN(const Count count, take_count("after the refusal"));
+    reason_if("slots moved by a refused reload", drill::moved(identity_, count));
+    reason_if("slots changed by a refused reload", drill::changed(identity_, count));
+    if (count.epoch != identity_.epoch) {
+      reason(fmt::format("a refused reload made epoch {} of {}", count.epoch, identity_.epoch));
+    }
+    HF_TRY(press());
+    HF_ASSIGN(const Run run, generate("after the refusal"));
+    compare("after the refusal", baseline_, run);
+    HF_ASSIGN(const VerifyReport verified, engine_->verify());
+    reason_if("bytes not as committed after the refusal", verified.defects);
+    report_.refused_cleanly = report_.reasons.size() == reasons_before_disturbance_;
+    return {};
+  }
+
+  // No token may come from weights that nobody vouches for.
+  Status examine_poisoned() {
+    Request request;
+    request.prompt_ids = prompts_.front();
+    const Result<RequestId> accepted = engine_->submit(std::move(request));
+    const Result<std::vector<Event>> events = engine_->step();
+    report_.emits_nothing = !accepted.ok() && !events.ok() &&
+                            accepted.error().code() == ErrorCode::kPoisoned &&
+                            events.error().code() == ErrorCode::kPoisoned;
+    if (!report_.emits_nothing) reason("a poisoned engine takes requests or makes steps");
+    return {};
+  }
+
+  bool recover() {
+    say("reloading to " + options_.to + " without the fault");
+    return reload("the reload after the fault", options_.to, {.commit = options_.commit});
+  }
+
+  Status examine_committed() {
+    HF_TRY(generate_under_pressure());
+    engine_.reset();  // its memory makes room for the cold engine
+    return compare_with_cold();
   }
 
   // Freed memory that a graph still reads will have changed: blocks of every size that a small
@@ -324,13 +398,16 @@ class Drill {
   std::set<std::string> constants_;
   Count first_, identity_, after_reload_, after_pressure_;
   bool reloaded_ = false, pressed_ = false;
+  std::size_t reasons_before_disturbance_ = 0;
   Run baseline_, before_pressure_, after_pressure_run_;
 };
 
 }  // namespace
 
 std::vector<std::string> drill_faults() {
-  return {"rebind-constants", "stale-derived", "skip-layer", "drop-sink"};
+  std::vector<std::string> names(kDefects.begin(), kDefects.end());
+  names.insert(names.end(), kFaults.begin(), kFaults.end());
+  return names;
 }
 
 Result<DrillReport> run_drill(const DrillOptions& options) { return Drill(options).run(); }

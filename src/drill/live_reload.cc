@@ -58,25 +58,27 @@ std::string check_epochs(const std::vector<Tokens>& run, const std::vector<std::
   return {};
 }
 
-}  // namespace
-
-Result<LiveReload> reload_under_way(Engine& engine, const Prompts& prompts,
-                                    const std::vector<Tokens>& undisturbed,
-                                    const LiveReloadOptions& options) {
-  const std::uint64_t old_epoch = engine.epoch();
-  HF_ASSIGN(GreedyRun run, GreedyRun::start(engine, prompts, options.max_tokens));
-  while (!run.done() && run.fewest_tokens() < kMinTokensOfEachEpoch) run.step();
-  HF_TRY(engine.begin_reload(options.to, {.commit = options.commit, .commit_when_ready = false,
-                                          .inject = options.inject}));
-  HF_TRY(generate_until_ready(engine, run, options.max_tokens));
+// Every token that there is must be of the old weights, and the same as without the reload.
+void check_undisturbed(const GreedyRun& run, const std::vector<Tokens>& undisturbed,
+                       std::uint64_t old_epoch, LiveReload& live) {
+  live.tokens_after = 0;
+  live.tokens_before = 0;
   std::vector<std::size_t> counts;
-  for (const Tokens& tokens : run.tokens()) counts.push_back(tokens.size());
-  HF_TRY(engine.commit_reload());
-  while (!run.done()) run.step();
+  for (const Tokens& tokens : run.tokens()) {
+    live.tokens_before += tokens.size();
+    counts.push_back(tokens.size());
+  }
+  live.epoch_error = epoch_difference(run.tokens(), old_epoch);
+  const std::vector<Tokens> expected = first_tokens(undisturbed, counts);
+  live.prefix_error = token_difference(expected, run.tokens());
+  if (live.prefix_error.empty()) {
+    live.prefix_error = logprob_difference(expected, run.tokens());
+  }
+}
 
-  LiveReload live;
-  HF_ASSIGN(live.report, engine.finish_reload());
-  live.replay_error = run.replay_error();
+void check_committed(const GreedyRun& run, const std::vector<Tokens>& undisturbed,
+                     const std::vector<std::size_t>& counts, std::uint64_t old_epoch,
+                     LiveReload& live) {
   for (std::size_t i = 0; i < counts.size(); ++i) {
     live.tokens_before += counts[i];
     live.tokens_after += run.tokens()[i].size() - counts[i];
@@ -86,6 +88,45 @@ Result<LiveReload> reload_under_way(Engine& engine, const Prompts& prompts,
   const std::vector<Tokens> expected = first_tokens(undisturbed, counts);
   live.prefix_error = token_difference(expected, before);
   if (live.prefix_error.empty()) live.prefix_error = logprob_difference(expected, before);
+}
+
+}  // namespace
+
+Result<LiveReload> reload_under_way(Engine& engine, const Prompts& prompts,
+                                    const std::vector<Tokens>& undisturbed,
+                                    const LiveReloadOptions& options) {
+  const std::uint64_t old_epoch = engine.epoch();
+  HF_ASSIGN(GreedyRun run, GreedyRun::start(engine, prompts, options.max_tokens));
+  while (!run.done() && run.fewest_tokens() < kMinTokensOfEachEpoch) run.step();
+  Status status = engine.begin_reload(options.to, {.commit = options.commit,
+                                                   .commit_when_ready = false,
+                                                   .inject = options.inject});
+  if (status.ok()) status = generate_until_ready(engine, run, options.max_tokens);
+  std::vector<std::size_t> counts;
+  for (const Tokens& tokens : run.tokens()) counts.push_back(tokens.size());
+  if (status.ok()) status = engine.commit_reload();
+  while (!run.done()) run.step();
+
+  LiveReload live;
+  if (status.ok()) {
+    const Result<ReloadReport> report = engine.finish_reload();
+    if (!report.ok()) {
+      status = report.error();
+    } else if (report->state != "committed") {
+      status = Error(ErrorCode::kFailedPrecondition,
+                     fmt::format("{}: {}", report->state, report->error));
+    }
+  }
+  if (const auto last = engine.last_reload()) live.report = *last;
+  live.replay_error = run.replay_error();
+  if (status.ok()) {
+    check_committed(run, undisturbed, counts, old_epoch, live);
+  } else {
+    live.refusal = status.error().to_string();
+    // Steps of a poisoned engine fail, and that is as it should be.
+    if (engine.poisoned()) live.replay_error.clear();
+    check_undisturbed(run, undisturbed, old_epoch, live);
+  }
   return live;
 }
 

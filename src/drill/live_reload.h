@@ -16,6 +16,9 @@ namespace holdfast::drill {
 inline constexpr std::int64_t kMinTokensOfEachEpoch = 4;
 
 struct LiveReload {
+  // Why the reload was not committed, or did not stay so; empty when it did. All tokens are then
+  // to be of the old weights, and tokens_after is 0.
+  std::string refusal;
   std::uint64_t tokens_before = 0, tokens_after = 0;  // of all requests
   std::string replay_error;
   // Empty: every token before the commit carries the old epoch, every one after it the new one, and
@@ -34,7 +37,7 @@ struct LiveReloadOptions {
 };
 
 // `undisturbed`: the tokens of the same prompts under the old weights. Errors: what keeps the
-// reload from being committed and verified.
+// requests from being submitted.
 Result<LiveReload> reload_under_way(Engine& engine, const Prompts& prompts,
                                     const std::vector<Tokens>& undisturbed,
                                     const LiveReloadOptions& options);

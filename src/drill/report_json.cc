@@ -36,6 +36,14 @@ std::string report_json(const DrillReport& report, const DrillOptions& options) 
   json["logprobs_match"] = report.logprobs_match;
   json["versions_match"] = report.versions_match;
   json["replay_error"] = report.replay_error.empty() ? Json(nullptr) : Json(report.replay_error);
+  const bool refused = !report.refusal.empty();
+  json["strategy"] = report.strategy;
+  json["refusal"] = refused ? Json(report.refusal) : Json(nullptr);
+  json["poisoned"] = report.poisoned;
+  const bool may_serve = refused && !report.poisoned;
+  json["refused_cleanly"] = may_serve ? Json(report.refused_cleanly) : Json(nullptr);
+  json["emits_nothing"] = report.poisoned ? Json(report.emits_nothing) : Json(nullptr);
+  json["recovered"] = refused ? Json(report.recovered) : Json(nullptr);
   json["moved_keys"] = report.constants.moved_keys;
   add_figures(json["slots"], report.slots);
   json["slots"]["moved_keys"] = report.slots.moved_keys;

@@ -7,7 +7,8 @@
 
 namespace holdfast::drill {
 
-// DrillReport::json; "replay_error" and "inject" are null when there was none.
+// DrillReport::json; "replay_error" and "inject" are null when there was none, and so is
+// what is said of a refused or a poisoned engine.
 std::string report_json(const DrillReport& report, const DrillOptions& options);
 
 }  // namespace holdfast::drill
