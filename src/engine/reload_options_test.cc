@@ -294,10 +294,8 @@ TEST(StreamReload, WithAnUndoImageAFailureIsRolledBackBitForBit) {
   expect_same_tokens(tokens(*core), tokens_before);
 }
 
-TEST(StreamReload, WithoutAnUndoImageAFailedVerificationPoisonsAndEndsWhatItComputed) {
+TEST(StreamReload, WithoutAnUndoImageAFailedVerificationPoisons) {
   const auto core = open_with_dying_source(std::make_shared<int>(-1), true);
-  ASSERT_TRUE(core->submit(requests()[0]).ok());
-  ASSERT_TRUE(core->step().ok());
   ASSERT_TRUE(
       core->begin_reload(model_b(), {.commit = "stream", .commit_when_ready = false}).ok());
   ASSERT_TRUE(core->commit_reload().ok());
@@ -364,6 +362,29 @@ TEST(ConstantsReload, ARolledBackCommitLeavesTheOldConstantsAndTheirConfig) {
   expect_error(reload(*core, clamped), ErrorCode::kMismatch, "swiglu");
   ASSERT_TRUE(reload(*core, model_a()).ok());
   EXPECT_EQ(digests(*core), before);
+}
+
+TEST(ConstantsReload, AFailedVerificationTakesConstantsConfigAndLabelBack) {
+  const auto core = open_with_dying_source(std::make_shared<int>(-1), true);
+  ASSERT_TRUE(reload(*core, model_a(), {.version = "good"}).ok());
+  const auto before = digests(*core);
+  const std::string clamped = with_swiglu_limit(model_b(), "0.75");
+  for (const char* strategy : {"remap", "copy"}) {
+    ASSERT_TRUE(core->begin_reload(clamped, {.commit = strategy,
+                                             .apply_constants = true,
+                                             .version = "bad",
+                                             .commit_when_ready = false})
+                    .ok());
+    ASSERT_TRUE(core->commit_reload().ok());
+    EXPECT_EQ(core->version(), "bad");
+    tamper(*core, "final_norm.weight");
+    EXPECT_EQ(core->finish_reload().error().code(), ErrorCode::kCorrupt);
+    EXPECT_EQ(core->last_reload()->state, "rolled_back");
+    EXPECT_EQ(core->version(), "good");
+    EXPECT_EQ(digests(*core), before);
+    EXPECT_TRUE(core->verify().value().defects.empty());
+    EXPECT_TRUE(core->plan_reload(model_b(), {}).ok()) << "the config is the old one again";
+  }
 }
 
 // ------------------------------------------------------------------------------ casts, digests
