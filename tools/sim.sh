@@ -20,7 +20,8 @@ dev_sim() {
     case $1 in
       --preset) preset=${2:?--preset needs a name}; shift 2 ;;
       --seeds) seeds=${2:?--seeds needs a number}; shift 2 ;;
-      --first | --jobs | --events | --inject | --at-least) rest+=("$1" "${2:?$1 needs a value}"); shift 2 ;;
+      --first | --jobs | --events | --inject | --at-least)
+        rest+=("$1" "${2:?$1 needs a value}"); shift 2 ;;
       --quiet) quiet=1; shift ;;
       --background) rest+=("$1"); shift ;;
       -h | --help) sim_usage; return 0 ;;

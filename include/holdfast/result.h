@@ -1,5 +1,5 @@
 // Result<T>: the value of an operation that can fail, or the Error that says why.
-// Operating errors (files, requests, flags, devices) travel in a Result; programmer errors are assertions.
+// Operating errors (files, requests, devices) travel in a Result; programmer errors are assertions.
 // Values; any thread.
 #pragma once
 

@@ -14,7 +14,7 @@ namespace holdfast {
 
 class Tokenizer {
  public:
-  // Reads `directory`/tokenizer.json. Errors: kNotFound, kCorrupt, kUnsupported naming the component.
+  // Reads `directory`/tokenizer.json. Errors: kNotFound, kCorrupt, kUnsupported with the component.
   static Result<std::unique_ptr<Tokenizer>> open(const std::string& directory);
   ~Tokenizer();
   Tokenizer(const Tokenizer&) = delete;

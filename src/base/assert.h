@@ -1,4 +1,4 @@
-// HF_ASSERT: programmer errors. Stays on in every build; never reachable from a file, a request or a flag.
+// HF_ASSERT: programmer errors. On in every build; never reachable from a file, request or flag.
 #pragma once
 
 #include <string_view>
