@@ -64,10 +64,11 @@ class [[nodiscard]] Result {
   // Asserts ok().
   T& value() & { check(); return std::get<0>(state_); }
   const T& value() const& { check(); return std::get<0>(state_); }
-  T&& value() && { check(); return std::get<0>(std::move(state_)); }
+  // By value, so that a loop over the value of a temporary is over something that lives.
+  T value() && { check(); return std::get<0>(std::move(state_)); }
   T& operator*() & { return value(); }
   const T& operator*() const& { return value(); }
-  T&& operator*() && { return std::move(*this).value(); }
+  T operator*() && { return std::move(*this).value(); }
   T* operator->() { return &value(); }
   const T* operator->() const { return &value(); }
 

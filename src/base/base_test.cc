@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <type_traits>
+#include <vector>
 
 #include "base/digest.h"
 #include "base/error.h"
@@ -30,6 +32,16 @@ TEST(Result, CarriesTheValueOrTheErrorThroughTheMacros) {
   EXPECT_EQ(quarter(6).error().to_string(), "invalid_argument: 3 is odd");
   EXPECT_TRUE(check_half(4).ok());
   EXPECT_EQ(check_half(5).error().with_context("call").message(), "call: 5 is odd");
+}
+
+Result<std::vector<int>> three() { return std::vector<int>{1, 2, 3}; }
+
+TEST(Result, TheValueOfATemporaryIsAValueAndOutlivesIt) {
+  static_assert(std::is_same_v<decltype(*three()), std::vector<int>>);
+  static_assert(std::is_same_v<decltype(three().value()), std::vector<int>>);
+  int sum = 0;
+  for (const int value : *three()) sum += value;
+  EXPECT_EQ(sum, 6);
 }
 
 TEST(ResultDeathTest, ReadingTheValueOfAFailureAborts) {
