@@ -67,6 +67,29 @@ TEST(Stream, HoldsWhatAColdLoadHoldsAndAllocatesNothingOnTheDevice) {
   }
 }
 
+TEST(Stream, VerifyNoticesAByteBetweenTheSlotsAndTheNextStreamHealsIt) {
+  for (const UndoPolicy undo : {UndoPolicy::kNone, UndoPolicy::kImage}) {
+    Engine engine;
+    FakeSource a = engine.source(1), b = engine.source(2);
+    ASSERT_TRUE(engine.reload(a, kRemap).ok());
+    ASSERT_TRUE(prepare_stream(engine, b, undo).ok());
+    ASSERT_TRUE(engine.transaction->commit().ok());
+    device::Arena& arena = *engine.registry.versioned_arenas().front();
+    ASSERT_TRUE(arena.protect(device::Protection::kReadWrite).ok());
+    arena.memory().address[arena.memory().bytes - 1] = std::byte{1};
+    ASSERT_TRUE(arena.protect(device::Protection::kReadOnly).ok());
+    const Status status = engine.transaction->verify();
+    ASSERT_FALSE(status.ok());
+    EXPECT_THAT(status.error().message(),
+                HasSubstr("byte " + std::to_string(arena.memory().bytes - 1)));
+    EXPECT_EQ(engine.registry.poisoned(), undo == UndoPolicy::kNone);
+    ASSERT_TRUE(prepare_stream(engine, b, UndoPolicy::kNone).ok());
+    ASSERT_TRUE(engine.transaction->commit().ok());
+    EXPECT_TRUE(engine.transaction->verify().ok());
+    EXPECT_TRUE(content(engine.registry) == cold_content(2));
+  }
+}
+
 TEST(Stream, AFailureAtAnyReadPoisonsAndNoGraphRunsUntilACompleteReload) {
   for (std::uint64_t call = 0;; ++call) {
     Engine engine;

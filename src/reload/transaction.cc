@@ -221,8 +221,10 @@ Status Transaction::compare_live() const {
                       registry_.epoch().value, changed_count, impl_->stamps.size(),
                       fmt::join(changed, ", "), changed_count > changed.size() ? ", ..." : "");
   }
-  if (impl_->staging == nullptr) return {};
-  return impl_->staging->check_live_padding();
+  if (impl_->staging != nullptr) return impl_->staging->check_live_padding();
+  if (plan_.strategy != CommitStrategy::kStream) return {};
+  // A stream that kept no image has no staging that knows where padding lies.
+  return Staging::create_live(registry_, registry_.epoch().value)->check_live_padding();
 }
 
 Status Transaction::roll_back() {

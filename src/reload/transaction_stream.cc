@@ -40,8 +40,8 @@ Status Transaction::stream_into_live(Staging& live) {
     stale[id].assign(bytes.begin(), bytes.end());
   }
   HF_TRY(protect_all(live.arenas(), Protection::kReadWrite));
-  // Before the first load it holds poison.
-  if (plan_.from_epoch.value == 0) live.zero_padding();
+  // Before the first load it holds poison, and whatever in a registry that is to be healed.
+  live.zero_padding();
   HF_TRY(run_stage({.registry = registry_,
                     .plan = plan_,
                     .source = *impl_->stream_input.source,
