@@ -8,11 +8,12 @@ namespace {
 constexpr std::array<std::string_view, kFaultKinds> kNames = {
     "allocation-fails",  "copy-fails",      "exchange-fails",   "protect-fails",
     "launch-fails",      "device-lost",     "short-read",       "source-dies",
-    "file-replaced",     "file-truncated",  "stall-to-cancel",  "nan-in-weights",
-    "infinity",          "e8m0-nan",        "zero-tensor",      "tensor-missing",
-    "tensor-unknown",    "tensor-twice",    "wrong-dtype",      "wrong-shape",
-    "wrong-config",      "no-directory",    "header-garbage",   "abort-when-ready",
-    "stray-write"};
+    "file-replaced",     "file-truncated",  "stall-to-cancel",  "stall-to-deadline",
+    "garbage-bytes",     "nan-in-weights",  "infinity",         "e8m0-nan",
+    "zero-tensor",       "tensor-missing",  "tensor-unknown",   "tensor-twice",
+    "wrong-dtype",       "wrong-shape",     "wrong-config",     "no-directory",
+    "header-garbage",    "other-constants", "scope-cuts-unit",  "scope-unknown",
+    "part-of-poisoned",  "abort-when-ready", "stray-write"};
 constexpr std::array<std::string_view, kOutcomes> kColumns = {
     "fired", "refused", "rolled back", "poisoned", "recovered", "committed", "served on"};
 

@@ -24,6 +24,8 @@ enum class FaultKind : std::uint8_t {
   kFileReplaced,
   kFileTruncated,
   kStallUntilCancel,
+  kStallUntilDeadline,
+  kGarbageBytes,  // sane values, and not those that the digests promise
   kNanInWeights,
   kInfinityInWeights,
   kE8M0Nan,
@@ -38,6 +40,11 @@ enum class FaultKind : std::uint8_t {
   // Of the directory, before it is opened.
   kDirectoryMissing,
   kHeaderGarbage,
+  kOtherConstants,  // a config that decides other constants, and nobody said to apply them
+  // Of the request for a reload.
+  kScopeCutsUnit,
+  kScopeUnknown,
+  kPartWhilePoisoned,
   // From outside of the reload.
   kAbortWhenReady,
   kStrayWrite,

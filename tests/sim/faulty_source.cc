@@ -81,6 +81,10 @@ Status FaultySource::strike_before() {
     fired_ = true;
     hooks_.abort();
   }
+  if (due(FaultKind::kStallUntilDeadline)) {
+    fired_ = true;
+    hooks_.pass_deadline();
+  }
   if (due(FaultKind::kFileReplaced)) {
     fired_ = true;
     const std::string file = chosen_file();
@@ -104,6 +108,12 @@ void FaultySource::spoil(std::size_t index, std::uint64_t offset, std::span<std:
     const std::size_t element = (fault_->choice >> 8) % (to.size() / 2);
     to[2 * element] = is_nan ? std::byte{0xC1} : std::byte{0x80};
     to[2 * element + 1] = fault_->choice % 2 == 0 ? std::byte{0x7F} : std::byte{0xFF};
+    fired_ = true;
+  }
+  if (due(FaultKind::kGarbageBytes)) {
+    // The lowest bit of an even byte: no mantissa becomes a NaN, no exponent leaves its range.
+    const std::size_t byte = (fault_->choice >> 8) % to.size();
+    to[byte - byte % 2] ^= std::byte{1};
     fired_ = true;
   }
   if (due(FaultKind::kE8M0Nan) && tensor.name.ends_with("_scales")) {

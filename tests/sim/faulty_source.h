@@ -24,6 +24,7 @@ struct SourceFault {
 struct SourceHooks {
   std::function<void(std::uint64_t read)> on_read;
   std::function<void()> abort;
+  std::function<void()> pass_deadline;
 };
 
 class FaultySource final : public reload::Source {

@@ -33,6 +33,10 @@ Status Simulation::check(const std::string& after) {
     return violation(fmt::format("the epoch is {}, expected {}", core_->epoch(), expected_.epoch));
   }
   HF_TRY(observe({}));
+  if (core_->version() != expected_.label) {
+    return violation(fmt::format("the version is \"{}\", expected \"{}\"", core_->version(),
+                                 expected_.label));
+  }
   HF_TRY(check_slots());
   if (!open_) HF_TRY(check_leaks());
   return {};

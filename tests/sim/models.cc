@@ -194,8 +194,8 @@ std::string config_json(const ModelShape& shape) {
       {"sliding_window", std::to_string(shape.window)},
       {"max_position_embeddings", std::to_string(shape.positions)},
       {"rms_norm_eps", "1e-05"},
-      {"swiglu_limit", "7.0"},
-      {"rope_theta", "10000.0"},
+      {"swiglu_limit", fmt::format("{}", shape.swiglu_limit)},
+      {"rope_theta", fmt::format("{}", shape.rope_theta)},
       {"layer_types", fmt::format("[{}]", fmt::join(types, ", "))}};
   if (shape.yarn) {
     fields["rope_scaling"] =
@@ -232,7 +232,12 @@ Status write_checkpoint(const ModelShape& shape, const WeightsSpec& weights,
   std::error_code error;
   std::filesystem::create_directories(directory, error);
   if (error) return make_error(ErrorCode::kIo, "{}: {}", directory, error.message());
-  HF_TRY(write_text(directory + "/config.json", config_json(shape)));
+  ModelShape configured = shape;
+  if (weights.other_constants) {
+    configured.swiglu_limit = 1.5;
+    configured.rope_theta = 300.0;
+  }
+  HF_TRY(write_text(directory + "/config.json", config_json(configured)));
   HF_ASSIGN(const std::vector<ExpectedTensor> expected, expected_tensors(shape));
   std::vector<std::vector<std::byte>> bytes;
   for (std::size_t i = 0; i < expected.size(); ++i) {
@@ -246,6 +251,17 @@ Status write_checkpoint(const ModelShape& shape, const WeightsSpec& weights,
                        .data = bytes[i]});
   }
   return write_shards(tensors, weights.shards, directory);
+}
+
+Status write_digests(const ModelShape& shape, const WeightsSpec& weights, const std::string& path) {
+  HF_ASSIGN(const std::vector<ExpectedTensor> expected, expected_tensors(shape));
+  std::string text;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    const auto bytes = draw_tensor(expected[i], i, weights, expected.size());
+    text += fmt::format("{}\"{}\": \"{}\"", i == 0 ? "" : ",\n", expected[i].name,
+                        base::digest_of(bytes).to_hex());
+  }
+  return write_text(path, "{" + text + "}\n");
 }
 
 TempDirectory::TempDirectory() {

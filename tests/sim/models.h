@@ -24,6 +24,8 @@ struct ModelShape {
   std::int64_t experts_per_token = 1;
   std::int64_t window = 4;
   std::int64_t positions = 32;
+  double swiglu_limit = 7.0;
+  double rope_theta = 10000.0;
   bool mxfp4 = false;
   bool yarn = false;
   std::vector<bool> sliding;  // by layer
@@ -50,6 +52,7 @@ struct WeightsPart {
 struct WeightsSpec {
   std::uint64_t seed = 0;  // of each tensor by itself, whatever else there is
   int shards = 1;  // above 1: with an index
+  bool other_constants = false;  // another swiglu_limit and rope_theta
   // The all_zero-th tensor (modulo their count) is all zero.
   bool has_zero_tensor = false;
   std::uint64_t all_zero = 0;
@@ -58,6 +61,9 @@ struct WeightsSpec {
 // Creates `directory` with config and weights. Errors: kIo.
 Status write_checkpoint(const ModelShape& shape, const WeightsSpec& weights,
                         const std::string& directory);
+
+// As the option digests_file wants it: the digest of every tensor. Errors: kIo.
+Status write_digests(const ModelShape& shape, const WeightsSpec& weights, const std::string& path);
 
 // A directory of its own, in memory where /dev/shm is there; goes away with all that is in it.
 class TempDirectory {

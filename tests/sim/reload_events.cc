@@ -1,7 +1,5 @@
 // The events of a simulation that concern a reload, and what they may make of the engine.
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 #include <utility>
 
 #include <fmt/format.h>
@@ -19,16 +17,6 @@ constexpr int kMaxNestedSteps = 5;
 
 FaultKind kind_of(Fault fault) { return static_cast<FaultKind>(static_cast<int>(fault)); }
 static_assert(static_cast<int>(FaultKind::kDeviceLost) == static_cast<int>(Fault::kDeviceLost));
-
-constexpr FaultKind kReadFaults[] = {
-    FaultKind::kShortRead,        FaultKind::kSourceDies,   FaultKind::kFileReplaced,
-    FaultKind::kFileTruncated,    FaultKind::kNanInWeights, FaultKind::kInfinityInWeights,
-    FaultKind::kStallUntilCancel, FaultKind::kE8M0Nan};
-constexpr FaultKind kManifestFaults[] = {
-    FaultKind::kTensorMissing, FaultKind::kTensorUnknown, FaultKind::kTensorTwice,
-    FaultKind::kWrongDtype,    FaultKind::kWrongShape,    FaultKind::kWrongConfig};
-constexpr FaultKind kDirectoryFaults[] = {FaultKind::kDirectoryMissing,
-                                          FaultKind::kHeaderGarbage};
 
 std::string joined(const std::vector<FaultKind>& kinds) {
   std::string text;
@@ -103,98 +91,22 @@ void Simulation::note(const Fired& kinds, Outcome outcome) {
   for (const FaultKind kind : kinds) ++table_.at(kind, outcome);
 }
 
-FaultKind Simulation::draw_reload_fault() {
-  const std::uint64_t draw = below(20);
-  const auto pick = [this](std::span<const FaultKind> kinds) { return kinds[below(kinds.size())]; };
-  if (draw < 6) {
-    const FaultKind kind = pick(kReadFaults);
-    // Its hook would wait for its own thread.
-    const bool waits = kind == FaultKind::kStallUntilCancel && options_.background;
-    return waits ? FaultKind::kSourceDies : kind;
-  }
-  if (draw < 9) return pick(kManifestFaults);
-  if (draw == 9) return pick(kDirectoryFaults);
-  if (draw == 10) return FaultKind::kZeroTensor;
-  return FaultKind::kNone;
-}
-
-// ------------------------------------------------------------------------------ directories
-
-Result<std::string> Simulation::directory_of(std::size_t version) {
-  Version& wanted = versions_.at(version);
-  if (!wanted.written) {
-    HF_TRY(write_checkpoint(shape_, wanted.weights, wanted.directory));
-    wanted.written = true;
-  }
-  return wanted.directory;
-}
-
-std::size_t Simulation::draw_version() { return below(3); }
-
-// Like another version, with one tensor all zero.
-std::size_t Simulation::zero_version() {
-  if (versions_.size() == 3) {
-    Version zero = versions_[below(3)];
-    zero.weights.has_zero_tensor = true;
-    zero.weights.all_zero = rng_.next();
-    zero.directory = temp_ / "version-zero";
-    zero.written = false;
-    versions_.push_back(zero);
-  }
-  return 3;
-}
-
-// Where a reload reads from: a copy, when the fault changes files.
-std::string Simulation::prepare_directory(FaultKind kind, std::size_t version) {
-  if (kind == FaultKind::kDirectoryMissing) return temp_ / "no-such-directory";
-  const std::string directory = directory_of(version).value();
-  const std::string copy = temp_ / "copy";
-  std::filesystem::remove_all(copy);
-  std::filesystem::copy(directory, copy);
-  if (kind == FaultKind::kHeaderGarbage) {
-    for (const auto& entry : std::filesystem::directory_iterator(copy)) {
-      if (entry.path().extension() != ".safetensors") continue;
-      std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
-      file.seekp(static_cast<std::streamoff>(below(60)));
-      // A control character: never valid in the JSON header nor as a length.
-      for (int i = 0; i < 8; ++i) file.put('\x01');
-    }
-  }
-  return copy;
-}
-
 // ------------------------------------------------------------------------------ events
 
 Status Simulation::begin_reload(bool may_fail) {
   event_name_ = "begin reload";
-  const FaultKind fault = may_fail ? draw_reload_fault() : FaultKind::kNone;
-  OpenReload open{.version = draw_version(),
-                  .strategy = one_in(2) ? "copy" : "remap",
-                  .before = expected_};
-  if (fault == FaultKind::kZeroTensor) open.version = zero_version();
-  source_fault_.reset();
+  ReloadChoice choice = draw_reload(may_fail);
+  log(fmt::format("begin a reload to version {}: {}", choice.version, choice.text));
+  source_fault_ = choice.source_fault;
   source_fired_ = false;
-  std::string directory = directory_of(open.version).value();
-  if (fault != FaultKind::kNone && fault != FaultKind::kZeroTensor) {
-    directory = prepare_directory(fault, open.version);
-    source_fault_ = SourceFault{.kind = fault, .at_read = below(12), .choice = rng_.next()};
-  }
-  open.directory_fault = fault;
-  const std::string fault_text =
-      fault == FaultKind::kNone ? "" : fmt::format(", fault {}", fault_kind_name(fault));
-  log(fmt::format("begin a reload of version {} by {}{}", open.version, open.strategy,
-                  fault_text));
   disarm();
-  if (may_fail && fault == FaultKind::kNone && one_in(3)) arm(Phase::kStaging);
-  ReloadOptions options;
-  options.commit = open.strategy;
-  options.commit_when_ready = may_fail && one_in(2);
-  options.inject = options_.inject;
-  open_ = open;
+  const bool quiet = choice.fault == FaultKind::kNone;
+  if (may_fail && quiet && one_in(3)) arm(Phase::kStaging);
+  open_ = OpenReload{.choice = choice, .before = expected_};
   seen_ = ReloadPhase::kStaging;
   nested_steps_ = 0;
   ++table_.reloads;
-  const Status begun = core_->begin_reload(directory, options);
+  const Status begun = core_->begin_reload(choice.directory, choice.options);
   if (!begun.ok()) return violation("begin_reload: " + begun.error().to_string());
   HF_TRY(nested_violation_);
   HF_TRY(observe(take_fired()));
@@ -203,20 +115,26 @@ Status Simulation::begin_reload(bool may_fail) {
   return observe(take_fired());
 }
 
-// The engine serves on while a reload is staged.
+// The engine serves on while a reload is staged; a stream is read in the quiet moment.
 void Simulation::on_source_read(std::uint64_t) {
-  if (options_.background) return;
+  if (options_.background || core_->reload_phase() != ReloadPhase::kStaging) return;
   if (!nested_violation_.ok() || nested_steps_ >= kMaxNestedSteps || !one_in(6)) return;
   ++nested_steps_;
   nested_violation_ = [this]() -> Status {
-    if (core_->reload_phase() != ReloadPhase::kStaging) {
-      return violation(std::string("a source was read while ") +
-                       phase_name(core_->reload_phase()));
-    }
     if (one_in(4)) HF_TRY(submit());
+    if (one_in(8)) HF_TRY(begin_while_open());
     HF_TRY(step(true));
     return check("step while staging");
   }();
+}
+
+// One reload at a time: the second is refused and disturbs nothing.
+Status Simulation::begin_while_open() {
+  const Status begun = core_->begin_reload(versions_[0].directory, {});
+  if (begun.ok() || begun.error().code() != ErrorCode::kFailedPrecondition) {
+    return violation("a second reload began while one was open");
+  }
+  return {};
 }
 
 Status Simulation::commit_reload() {
@@ -271,10 +189,54 @@ Status Simulation::stray_write() {
   stray_pending_ = true;
   ++table_.at(FaultKind::kStrayWrite, Outcome::kFired);
   open_->causes.push_back(FaultKind::kStrayWrite);
+  open_->device_struck = true;
+  return {};
+}
+
+// A plan alone changes nothing, and says what a reload would say.
+Status Simulation::plan_only() {
+  event_name_ = "plan";
+  const ReloadChoice choice = draw_reload(false);
+  // An open reload may still have to read from a source with a fault.
+  const auto fault = std::exchange(source_fault_, std::nullopt);
+  const auto plan = core_->plan_reload(choice.directory, choice.options);
+  source_fault_ = fault;
+  const bool refused = choice.part && expected_.poisoned;
+  if (plan.ok() == refused) {
+    return violation(plan.ok() ? "a plan for part of a poisoned engine"
+                               : "no plan: " + plan.error().to_string());
+  }
+  return {};
+}
+
+// On demand: every versioned byte against the commit's digests.
+Status Simulation::verify() {
+  event_name_ = "verify";
+  const auto report = core_->verify();
+  if (expected_.poisoned) {
+    if (report.ok() && report->defects.empty()) return violation("a poisoned engine verifies");
+    return {};
+  }
+  if (!report.ok()) return violation("verify: " + report.error().to_string());
+  if (report->defects.empty() == stray_pending_) {
+    return violation(stray_pending_ ? "verify does not see a stray write"
+                                    : "verify: " + report->defects.front());
+  }
   return {};
 }
 
 // ------------------------------------------------------------------------------ what came of it
+
+// The fault of the choice, once it has happened.
+void Simulation::note_fault_of_choice() {
+  const FaultKind fault = open_->choice.fault;
+  if (open_->fault_noted || fault == FaultKind::kNone) return;
+  const bool of_source = open_->choice.source_fault.has_value();
+  if (of_source && !source_fired_) return;
+  open_->fault_noted = true;
+  open_->causes.push_back(fault);
+  ++table_.at(fault, Outcome::kFired);
+}
 
 Status Simulation::observe(Fired fired) {
   if (!open_) return {};
@@ -289,17 +251,20 @@ Status Simulation::observe(Fired fired) {
   }
   if (now == before) return {};
   log(fmt::format("{} -> {}", phase_name(before), phase_name(now)));
+  note_fault_of_choice();
   if (before == ReloadPhase::kStaging) {
     HF_TRY(on_staged(now));
     if (!open_) return {};
   } else {
     open_->causes.insert(open_->causes.end(), fired.begin(), fired.end());
+    open_->device_struck |= !fired.empty();
   }
   const bool was_committed = open_->committed;
   if (now == ReloadPhase::kVerifying || now == ReloadPhase::kDone) {
     if (!was_committed) HF_TRY(on_committed());
     if (now != ReloadPhase::kDone) return {};
     if (stray_pending_) return violation("a stray write was verified as good");
+    HF_TRY(check_report());
     open_.reset();
     return {};
   }
@@ -315,41 +280,66 @@ Status Simulation::observe(Fired fired) {
 Status Simulation::on_staged(ReloadPhase now) {
   const bool touched = device_->calls(Fault::kAllocationFails) > 0;
   disarm();
-  const FaultKind fault = open_->directory_fault;
-  const bool of_directory =
-      fault == FaultKind::kDirectoryMissing || fault == FaultKind::kHeaderGarbage;
   std::vector<FaultKind>& causes = open_->causes;
-  if (of_directory || fault == FaultKind::kZeroTensor || source_fired_) {
-    causes.push_back(fault);
-    note(causes, Outcome::kFired);
-  }
-  const bool must_fail = !causes.empty() && fault != FaultKind::kZeroTensor;
   // With a thread of its own a device fault may have hit a step instead.
-  const bool device_must_fail = !open_->fired.empty() && !options_.background;
+  const bool struck = !open_->fired.empty() && !options_.background;
   causes.insert(causes.end(), open_->fired.begin(), open_->fired.end());
+  open_->device_struck |= !open_->fired.empty();
   if (now != ReloadPhase::kFailed) {
-    if (must_fail || device_must_fail) return violation("staged in spite of" + joined(causes));
+    const bool harmless = open_->choice.fault == FaultKind::kZeroTensor;
+    if (struck || (open_->fault_noted && !harmless)) {
+      return violation("staged in spite of" + joined(causes));
+    }
     return {};
   }
   // With a thread of its own a reload may have been staged, committed and lost in one step.
   if (touched || core_->poisoned() != open_->before.poisoned) return {};
   log("refused: " + core_->last_reload()->error);
-  note(causes, Outcome::kRefused);
   if (causes.empty()) return violation("refused: " + core_->last_reload()->error);
+  note(causes, Outcome::kRefused);
   open_.reset();
   return {};
 }
 
 Status Simulation::on_committed() {
+  const ReloadChoice& choice = open_->choice;
+  if (open_->fault_noted && choice.fault != FaultKind::kZeroTensor) {
+    return violation("committed in spite of" + joined(open_->causes));
+  }
   ++table_.commits;
   open_->committed = true;
   note(open_->causes, Outcome::kCommitted);
   if (expected_.poisoned) note(expected_.poisoned_by, Outcome::kRecovered);
   open_->commit_serial = ++commit_serial_;
-  expected_ = {.version = open_->version, .epoch = open_->before.epoch + 1};
+  expected_ = {.version = choice.version,
+               .epoch = open_->before.epoch + 1,
+               .label = choice.options.version};
   for (const auto& tracked : requests_) {
     if (tracked->record.generated.empty()) tracked->record.prompt_version_is_known = false;
   }
+  return {};
+}
+
+// I12: what it cost is within what was declared. I1: nothing moved.
+Status Simulation::check_report() const {
+  const ReloadReport report = *core_->last_reload();
+  const ReloadChoice& choice = open_->choice;
+  if (report.state != "committed") return violation("done, and its state is " + report.state);
+  if (report.slots_moved != 0) return violation("the report says that slots moved");
+  if (report.measured_peak_bytes > report.declared_peak_bytes ||
+      report.measured_host_peak_bytes > report.declared_host_peak_bytes) {
+    return violation(fmt::format("peak of {} bytes on the device and {} on the host, declared {} "
+                                 "and {}",
+                                 report.measured_peak_bytes, report.measured_host_peak_bytes,
+                                 report.declared_peak_bytes, report.declared_host_peak_bytes));
+  }
+  const bool same = choice.version == open_->before.version && !open_->before.poisoned;
+  if (same && report.slots_changed != 0) {
+    return violation("the same weights changed slots");
+  }
+  const bool zeroed = choice.fault == FaultKind::kZeroTensor && !open_->before.poisoned &&
+                      !versions_[open_->before.version].weights.has_zero_tensor;
+  if (zeroed && report.warnings.empty()) return violation("an all-zero tensor without a warning");
   return {};
 }
 
@@ -365,11 +355,13 @@ Status Simulation::on_failed(ReloadPhase before) {
   if (!poisoned && open.before.poisoned) {
     return violation("a failed reload healed a poisoned engine");
   }
-  const bool staging = before == ReloadPhase::kStaging && !options_.background;
-  if (staging && poisoned != open.before.poisoned) {
-    return violation("staging poisoned the engine");
-  }
   const bool newly = poisoned && !open.before.poisoned;
+  const bool staging = before == ReloadPhase::kStaging && !options_.background;
+  if (newly && staging) return violation("staging poisoned the engine");
+  const bool undoes = !open.choice.streams() || open.choice.options.undo_image;
+  if (newly && undoes && !open.device_struck) {
+    return violation("a source poisoned an engine that could undo: " + error);
+  }
   note(open.causes, newly ? Outcome::kPoisoned : Outcome::kRolledBack);
   expected_ = open.before;
   if (newly) {
@@ -379,18 +371,23 @@ Status Simulation::on_failed(ReloadPhase before) {
   if (poisoned && core_->epoch() == expected_.epoch + 1) {
     // It was committed, and what was wrong with it could not be undone.
     expected_.epoch = core_->epoch();
+    expected_.label = open.choice.options.version;
+    expected_.version = open.choice.version;
   }
-  if (!open.committed) return {};
-  // What was computed under the weights that are gone must end.
+  if (open.committed) end_computed_under(open.commit_serial, poisoned);
+  return {};
+}
+
+// What was computed under weights that are gone must end.
+void Simulation::end_computed_under(std::uint64_t commit_serial, bool poisoned) {
   for (const auto& tracked : requests_) {
     RequestRecord& record = tracked->record;
     if (record.reason) continue;
     const bool untold = record.prompt.empty() && record.generated.empty();
-    tracked->may_abort = tracked->last_commit == open.commit_serial || untold;
-    tracked->must_abort = tracked->last_commit == open.commit_serial && !poisoned;
+    tracked->may_abort = tracked->last_commit == commit_serial || untold;
+    tracked->must_abort = tracked->last_commit == commit_serial && !poisoned;
     if (record.generated.empty()) record.prompt_version_is_known = false;
   }
-  return {};
 }
 
 }  // namespace holdfast::sim

@@ -55,8 +55,9 @@ Status Simulation::open() {
   shape_ = draw_shape(rng_);
   log(shape_.to_string());
   for (int i = 0; i < 3; ++i) {
-    versions_.push_back({.weights = {.seed = rng_.next(), .shards = 1 + static_cast<int>(below(3))},
-                         .directory = temp_ / ("version-" + std::to_string(i))});
+    add_version({.seed = rng_.next(),
+                 .shards = 1 + static_cast<int>(below(3)),
+                 .other_constants = i > 0 && one_in(4)});
   }
   HF_ASSIGN(engine_options_.model_directory, directory_of(0));
   engine_options_.threads = 1;
@@ -76,6 +77,7 @@ Status Simulation::open() {
   HF_TRY(reference_->digests(0));
   hooks_.on_read = [this](std::uint64_t read) { on_source_read(read); };
   hooks_.abort = [this] { static_cast<void>(core_->abort_reload()); };
+  hooks_.pass_deadline = [this] { clock_.advance_ns(std::int64_t{2} * 3'600'000'000'000); };
   if (one_in(4)) HF_TRY(open_under_faults());
 
   auto device = std::make_unique<device::SimDevice>(device::make_cpu_device());
@@ -143,7 +145,9 @@ Status Simulation::event() {
   if (draw < 16) return submit_invalid();
   if (draw < 19) return cancel_request();
   if (draw < 21) return pressure();
-  if (draw < 45) return reload_event();
+  if (draw < 22) return plan_only();
+  if (draw < 24) return verify();
+  if (draw < 48) return reload_event();
   return step(false);
 }
 

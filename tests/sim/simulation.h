@@ -17,6 +17,7 @@
 #include "faults.h"
 #include "faulty_source.h"
 #include "models.h"
+#include "reload_choice.h"
 #include "reference.h"
 
 namespace holdfast::sim {
@@ -51,16 +52,17 @@ class Simulation {
   struct Expected {
     std::size_t version = 0;
     std::uint64_t epoch = 1;
+    std::string label = {};
     bool poisoned = false;
     std::vector<FaultKind> poisoned_by = {};
   };
   struct OpenReload {
-    std::size_t version = 0;
-    std::string strategy = {};
+    ReloadChoice choice = {};
     Expected before = {};
-    FaultKind directory_fault = FaultKind::kNone;
     std::vector<FaultKind> fired = {};   // of the device, while it staged
     std::vector<FaultKind> causes = {};  // why it may fail
+    bool fault_noted = false;            // the choice's fault is among the causes
+    bool device_struck = false;          // a device fault or a stray write
     bool committed = false;
     std::uint64_t commit_serial = 0;
   };
@@ -98,21 +100,34 @@ class Simulation {
   Status finish_reload(bool may_fail);
   Status abort_reload();
   Status stray_write();
-  std::string prepare_directory(FaultKind kind, std::size_t version);
-  FaultKind draw_reload_fault();  // kNone: none
-  std::size_t draw_version();
-  std::size_t zero_version();
-  Result<std::string> directory_of(std::size_t version);
+  Status begin_while_open();
+  Status plan_only();
+  Status verify();
   void on_source_read(std::uint64_t read);
   void arm(Phase phase);
   Fired take_fired();
   void disarm();
   // Follows the engine from where it was seen last and tells whether it went where it may.
   Status observe(Fired fired);
+  void note_fault_of_choice();
   Status on_staged(ReloadPhase now);
+  Status check_report() const;
   Status on_committed();
   Status on_failed(ReloadPhase before);
+  void end_computed_under(std::uint64_t commit_serial, bool poisoned);
   void note(const Fired& kinds, Outcome outcome);
+
+  // reload_choice.cc: what to reload, from where, how, and what goes wrong with it.
+  ReloadChoice draw_reload(bool may_fail);
+  FaultKind draw_reload_fault();  // kNone: none
+  void draw_strategy(ReloadOptions& options);
+  void draw_weights(bool may_fail, ReloadChoice& choice);
+  std::vector<WeightsPart> draw_scope(ReloadScope& scope);
+  void draw_bad_scope(FaultKind kind, ReloadScope& scope);
+  std::size_t add_version(const WeightsSpec& weights);
+  std::size_t compose(std::size_t source, const std::vector<WeightsPart>& parts);
+  Result<std::string> directory_of(std::size_t version);
+  std::string prepare_directory(const ReloadChoice& choice);
 
   // invariants.cc
   Status check(const std::string& after);
@@ -133,6 +148,7 @@ class Simulation {
   ModelShape shape_;
   EngineOptions engine_options_;
   std::vector<Version> versions_;
+  std::size_t zero_version_ = 0;  // 0: not made yet
   base::ManualClock clock_;
   std::unique_ptr<Reference> reference_;
 
