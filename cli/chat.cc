@@ -1,5 +1,8 @@
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
 #include <ctime>
-#include <iostream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -156,24 +159,44 @@ class Chat {
   std::uint64_t turn_count_ = 0;
 };
 
-// The next line of the user; false at the end of input.
-Result<bool> read_user_line(Output& output, std::string& text) {
-  if (stdin_is_terminal() && stdout_is_terminal()) {
-    HF_TRY(output.write("> "));
-    HF_TRY(output.flush());
-  }
-  text.clear();
-  for (;;) {
-    const int c = std::cin.get();
-    if (c == std::char_traits<char>::eof()) return !text.empty();
-    if (c == '\n') return true;
-    text += static_cast<char>(c);
-    if (text.size() > kMaxLineBytes) {
-      return format_error(ErrorCode::kResourceExhausted,
-                          "a message is longer than {} bytes", kMaxLineBytes);
+// The user's lines, read so that Ctrl-C ends the wait for one.
+class LineReader {
+ public:
+  // The next line; false at the end of input or at an interrupt.
+  Result<bool> next(Output& output, std::string& text) {
+    if (stdin_is_terminal() && stdout_is_terminal()) {
+      HF_TRY(output.write("> "));
+      HF_TRY(output.flush());
+    }
+    text.clear();
+    for (;;) {
+      if (begin_ == end_ && !refill()) return !interrupted() && !text.empty();
+      const char c = buffer_[begin_++];
+      if (c == '\n') return true;
+      text += c;
+      if (text.size() > kMaxLineBytes) {
+        return format_error(ErrorCode::kResourceExhausted,
+                            "a message is longer than {} bytes", kMaxLineBytes);
+      }
     }
   }
-}
+
+ private:
+  bool refill() {
+    while (wait_for_input(STDIN_FILENO)) {
+      const ssize_t count = read(STDIN_FILENO, buffer_.data(), buffer_.size());
+      if (count < 0 && errno == EINTR) continue;
+      begin_ = 0;
+      end_ = count > 0 ? static_cast<std::size_t>(count) : 0;
+      return end_ != 0;
+    }
+    return false;
+  }
+
+  std::array<char, 4096> buffer_{};
+  std::size_t begin_ = 0;
+  std::size_t end_ = 0;
+};
 
 Result<int> chat(const CommandLine& flags) {
   HF_ASSIGN(const std::unique_ptr<Engine> engine, open_engine(flags.model, flags.quiet));
@@ -181,8 +204,9 @@ Result<int> chat(const CommandLine& flags) {
   Chat session(flags, *engine, *output);
   HF_TRY(session.reset());
   if (stdin_is_terminal() && !flags.quiet) say("/reset starts over, /quit or Ctrl-D ends");
+  LineReader lines;
   for (std::string text;;) {
-    HF_ASSIGN(const bool more, read_user_line(*output, text));
+    HF_ASSIGN(const bool more, lines.next(*output, text));
     if (!more || text == "/quit" || text == "/exit") break;
     if (!text.empty() && text.back() == '\r') text.pop_back();
     if (text.empty()) continue;

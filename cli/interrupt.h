@@ -9,5 +9,8 @@ void catch_interrupts();
 bool interrupted();
 // Forgets the interrupt that was noted.
 void clear_interrupt();
+// Blocks until `fd` can be read (or has ended), or until an interrupt, also one that came before
+// the call; false then.
+bool wait_for_input(int fd);
 
 }  // namespace holdfast::cli
