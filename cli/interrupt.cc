@@ -11,8 +11,8 @@ namespace holdfast::cli {
 namespace {
 
 volatile std::sig_atomic_t g_interrupted = 0;  // a signal handler can write nothing else
-// What the handler writes a byte into, so that a poll ends also when the signal came just before it,
-// or on another thread.
+// What the handler writes a byte into, so that a poll ends also when the signal came just before
+// it, or on another thread.
 int g_wake[2] = {-1, -1};
 
 void on_signal(int) {

@@ -22,7 +22,8 @@ class Terminal:
         self.seen = b""
 
     def read_until(self, word, since=0):
-        """Reads until `word` was seen behind the first `since` bytes, or the program has ended."""
+        """Reads until `word` was seen behind the first `since` bytes, or the program has ended.
+        Returns where the word ends in what was seen."""
         deadline = time.monotonic() + harness.TIMEOUT_S
         while word not in self.seen[since:]:
             ready, _, _ = select.select([self.fd], [], [], deadline - time.monotonic())
@@ -35,7 +36,8 @@ class Terminal:
             if not data:
                 break
             self.seen += data
-        return self.seen
+        found = self.seen.find(word, since)
+        return len(self.seen) if found < 0 else found + len(word)
 
     def type(self, text):
         os.write(self.fd, text)
@@ -68,7 +70,7 @@ class OnATerminal(harness.TestCase):
         terminal = Terminal("chat", "--model", MODEL_A, "--max-tokens", 12)
         terminal.read_until(b"> ")
         terminal.type(b"Hello\n")
-        shown = len(terminal.read_until(b"[final]"))
+        shown = terminal.read_until(b"[final]")
         terminal.read_until(b"> ", since=shown)
         terminal.type(b"/quit\n")
         self.assertEqual(terminal.end(), 0)
