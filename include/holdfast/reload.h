@@ -26,9 +26,9 @@ struct ReloadCast {
 };
 
 struct ReloadOptions {
-  // "remap", "copy", "stream", or "auto": the shortest pause within the two limits. Empty: the
-  // engine's own. "stream" stages nothing and reads the source inside the commit: a failure there
-  // poisons, unless undo_image.
+  // "remap", "copy", "stream", or "auto": the shortest pause within the two limits, and "stream"
+  // only when no other is within them. Empty: the engine's own. "stream" stages nothing and reads
+  // the source inside the commit: a failure there poisons, unless undo_image.
   std::string commit = {};
   std::uint64_t max_extra_bytes = 0;  // with "auto"; 0: no limit
   double max_pause_us = 0;            // with "auto"; 0: no limit

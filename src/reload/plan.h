@@ -58,7 +58,8 @@ struct PlanLimits {
   std::uint64_t max_extra_bytes = std::numeric_limits<std::uint64_t>::max();  // device and host
   double max_pause_us = std::numeric_limits<double>::infinity();
 };
-// The strategy of the shortest pause among those within the limits; of two alike the first.
+// Among those within the limits the one of the shortest pause, of two alike the first; stream,
+// which is not free to fail, only when no other is within them.
 // Errors: kResourceExhausted stating every cost and both limits.
 Result<CommitStrategy> choose_strategy(std::span<const StrategyCost> costs,
                                        const PlanLimits& limits);

@@ -60,6 +60,15 @@ std::uint64_t pushed_bytes(const storage::Registry& registry, const ReloadPlan& 
   return bytes;
 }
 
+// A stream that fails half-way poisons, unless it keeps an image, which costs what staging costs
+// and gains nothing: only where neither of the others fits.
+bool better(const StrategyCost& a, const StrategyCost& b) {
+  const bool a_streams = a.strategy == CommitStrategy::kStream;
+  const bool b_streams = b.strategy == CommitStrategy::kStream;
+  if (a_streams != b_streams) return b_streams;
+  return a.expected_pause_us < b.expected_pause_us;
+}
+
 bool any_alias(const ReloadPlan& plan) {
   return std::any_of(plan.feeds.begin(), plan.feeds.end(),
                      [](const ParameterFeed& feed) { return feed.alias_source.has_value(); });
@@ -77,7 +86,7 @@ Result<CommitStrategy> choose_strategy(std::span<const StrategyCost> costs,
                                 commit_strategy_name(cost.strategy), extra,
                                 cost.expected_pause_us));
     if (extra > limits.max_extra_bytes || cost.expected_pause_us > limits.max_pause_us) continue;
-    if (best == nullptr || cost.expected_pause_us < best->expected_pause_us) best = &cost;
+    if (best == nullptr || better(cost, *best)) best = &cost;
   }
   if (best != nullptr) return best->strategy;
   return make_error(ErrorCode::kResourceExhausted,

@@ -378,6 +378,10 @@ TEST(ChooseStrategy, TakesTheShortestPauseWithinTheLimitsOrSaysWhyNone) {
   EXPECT_EQ(*choose_strategy(costs, {}), kRemap);
   EXPECT_EQ(*choose_strategy(costs, {.max_extra_bytes = 1009}), CommitStrategy::kStream);
   EXPECT_EQ(*choose_strategy(costs, {.max_extra_bytes = 1010}), kRemap);
+  // Of a small model the stream is the quickest, and not free to fail.
+  const StrategyCost small[] = {{CommitStrategy::kStream, 0, 10, 20.0}, {kRemap, 1000, 10, 120.0}};
+  EXPECT_EQ(*choose_strategy(small, {}), kRemap);
+  EXPECT_EQ(*choose_strategy(small, {.max_pause_us = 119}), CommitStrategy::kStream);
   const auto none = choose_strategy(costs, {.max_extra_bytes = 100, .max_pause_us = 4999});
   ASSERT_FALSE(none.ok());
   EXPECT_EQ(none.error().code(), ErrorCode::kResourceExhausted);
