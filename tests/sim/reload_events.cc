@@ -168,6 +168,8 @@ Status Simulation::abort_reload() {
   event_name_ = "abort reload";
   log("abort");
   const Status aborted = core_->abort_reload();
+  // A thread may have ended it, or made it fail, in the meantime.
+  if (!aborted.ok() && options_.background) return observe(take_fired());
   if (!aborted.ok()) return violation("abort: " + aborted.error().to_string());
   ++table_.at(FaultKind::kAbortWhenReady, Outcome::kFired);
   open_->causes.push_back(FaultKind::kAbortWhenReady);
@@ -374,18 +376,18 @@ Status Simulation::on_failed(ReloadPhase before) {
     expected_.label = open.choice.options.version;
     expected_.version = open.choice.version;
   }
-  if (open.committed) end_computed_under(open.commit_serial, poisoned);
+  if (open.committed) end_computed_under(open.commit_serial);
   return {};
 }
 
 // What was computed under weights that are gone must end.
-void Simulation::end_computed_under(std::uint64_t commit_serial, bool poisoned) {
+void Simulation::end_computed_under(std::uint64_t commit_serial) {
   for (const auto& tracked : requests_) {
     RequestRecord& record = tracked->record;
     if (record.reason) continue;
     const bool untold = record.prompt.empty() && record.generated.empty();
-    tracked->may_abort = tracked->last_commit == commit_serial || untold;
-    tracked->must_abort = tracked->last_commit == commit_serial && !poisoned;
+    tracked->may_abort |= tracked->last_commit == commit_serial || untold;
+    tracked->must_abort |= tracked->last_commit == commit_serial;
     if (record.generated.empty()) record.prompt_version_is_known = false;
   }
 }

@@ -114,7 +114,7 @@ class Simulation {
   Status check_report() const;
   Status on_committed();
   Status on_failed(ReloadPhase before);
-  void end_computed_under(std::uint64_t commit_serial, bool poisoned);
+  void end_computed_under(std::uint64_t commit_serial);
   void note(const Fired& kinds, Outcome outcome);
 
   // reload_choice.cc: what to reload, from where, how, and what goes wrong with it.
