@@ -57,7 +57,7 @@ void expect_error(const Result<ReloadReport>& report, ErrorCode code, const std:
 // ------------------------------------------------------------------------------ checkpoints
 
 std::string fresh_directory(const std::string& name) {
-  const fs::path directory = fs::path(testing::TempDir()) / ("holdfast-reload-" + name);
+  const fs::path directory = temp_root() / name;
   fs::remove_all(directory);
   fs::create_directories(directory);
   return directory.string();
@@ -125,7 +125,7 @@ std::string with_swiglu_limit(const std::string& from, const std::string& value)
 }
 
 std::string write_text(const std::string& name, const std::string& text) {
-  const std::string path = testing::TempDir() + "holdfast-reload-" + name;
+  const std::string path = (temp_root() / name).string();
   std::ofstream(path) << text;
   return path;
 }
@@ -457,7 +457,7 @@ TEST(DigestsReload, AFileThatIsNoMapOfDigestsIsNamedWithWhatIsWrong) {
     return reload(*core, model_b(), {.digests_file = path});
   };
   const auto text = [&](const std::string& json) { return with(write_text("bad.json", json)); };
-  expect_error(with(testing::TempDir() + "no-such-digests.json"), ErrorCode::kNotFound,
+  expect_error(with((temp_root() / "no-such-digests.json").string()), ErrorCode::kNotFound,
                "no-such-digests.json");
   expect_error(text("[1]"), ErrorCode::kCorrupt, "bad.json");
   expect_error(text("{\"model.norm.weight\": 7}"), ErrorCode::kCorrupt, "model.norm.weight");

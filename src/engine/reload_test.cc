@@ -309,7 +309,7 @@ class ReloadFailure : public testing::Test {
   // A copy of B with one file changed by `spoil`.
   std::string spoiled_copy(const std::string& name,
                            const std::function<void(const std::filesystem::path&)>& spoil) {
-    const std::filesystem::path copy = std::filesystem::path(testing::TempDir()) / name;
+    const std::filesystem::path copy = temp_root() / name;
     std::filesystem::remove_all(copy);
     std::filesystem::copy(model_b(), copy);
     spoil(copy);

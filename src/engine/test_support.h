@@ -3,9 +3,11 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
@@ -14,6 +16,22 @@
 #include "engine/engine_core.h"
 
 namespace holdfast::engine {
+
+// A directory of this process alone, gone when it ends: tests run beside each other.
+inline const std::filesystem::path& temp_root() {
+  struct Root {
+    Root()
+        : path(std::filesystem::path(testing::TempDir()) /
+               ("holdfast-engine-" + std::to_string(::getpid()))) {
+      std::filesystem::remove_all(path);
+      std::filesystem::create_directories(path);
+    }
+    ~Root() { std::filesystem::remove_all(path); }
+    const std::filesystem::path path;
+  };
+  static const Root root;
+  return root.path;
+}
 
 inline std::string source_path(const std::string& relative) {
   return std::string(HF_SOURCE_DIR) + "/" + relative;
