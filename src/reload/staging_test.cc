@@ -233,6 +233,20 @@ TEST_F(ReceiptTest, ASingleMissingDeliveryIsNamed) {
   }
 }
 
+TEST_F(ReceiptTest, ALastByteThatNeverArrivedIsNamed) {
+  for (std::size_t cut = 0; cut < book_.expected_count(); ++cut) {
+    book_ = ReceiptBook(engine_.registry, plan_);
+    deliver_all_but(cut);
+    const auto id = DeliveryId{static_cast<std::uint32_t>(cut)};
+    const std::uint64_t bytes = book_.receipt(id).bytes;
+    ASSERT_TRUE(book_.record(id, 0, bytes - 1).ok());
+    const Status status = book_.check_complete();
+    ASSERT_FALSE(status.ok());
+    EXPECT_THAT(status.error().message(),
+                HasSubstr("bytes [" + std::to_string(bytes - 1) + ", " + std::to_string(bytes)));
+  }
+}
+
 TEST_F(ReceiptTest, ADuplicateDoesNotStandInForWhatIsMissing) {
   const DeliveryId first = book_.of_copy(0);
   const std::uint64_t bytes = book_.receipt(first).bytes;
