@@ -41,15 +41,23 @@ std::vector<Tokens> first_tokens(const std::vector<Tokens>& run,
   return result;
 }
 
+struct EpochChange {
+  std::uint64_t before = 0;
+  std::uint64_t after = 0;
+};
+
 std::string check_epochs(const std::vector<Tokens>& run, const std::vector<std::size_t>& counts,
-                         std::uint64_t old_epoch) {
+                         const EpochChange& epochs) {
+  if (epochs.after <= epochs.before) {
+    return fmt::format("epoch {} after the commit, {} before it", epochs.after, epochs.before);
+  }
   for (std::size_t i = 0; i < run.size(); ++i) {
     if (counts[i] == 0 || counts[i] >= run[i].size()) {
       return fmt::format("prompt {}: {} tokens before the commit and {} after it; expected both", i,
                          counts[i], run[i].size() - counts[i]);
     }
     for (std::size_t j = 0; j < run[i].size(); ++j) {
-      const std::uint64_t expected = j < counts[i] ? old_epoch : old_epoch + 1;
+      const std::uint64_t expected = j < counts[i] ? epochs.before : epochs.after;
       if (run[i][j].epoch == expected) continue;
       return fmt::format("prompt {}, token {}: epoch {}, expected {} (commit after token {})", i, j,
                          run[i][j].epoch, expected, counts[i]);
@@ -77,13 +85,13 @@ void check_undisturbed(const GreedyRun& run, const std::vector<Tokens>& undistur
 }
 
 void check_committed(const GreedyRun& run, const std::vector<Tokens>& undisturbed,
-                     const std::vector<std::size_t>& counts, std::uint64_t old_epoch,
+                     const std::vector<std::size_t>& counts, const EpochChange& epochs,
                      LiveReload& live) {
   for (std::size_t i = 0; i < counts.size(); ++i) {
     live.tokens_before += counts[i];
     live.tokens_after += run.tokens()[i].size() - counts[i];
   }
-  live.epoch_error = check_epochs(run.tokens(), counts, old_epoch);
+  live.epoch_error = check_epochs(run.tokens(), counts, epochs);
   const std::vector<Tokens> before = first_tokens(run.tokens(), counts);
   const std::vector<Tokens> expected = first_tokens(undisturbed, counts);
   live.prefix_error = token_difference(expected, before);
@@ -120,7 +128,7 @@ Result<LiveReload> reload_under_way(Engine& engine, const Prompts& prompts,
   if (const auto last = engine.last_reload()) live.report = *last;
   live.replay_error = run.replay_error();
   if (status.ok()) {
-    check_committed(run, undisturbed, counts, old_epoch, live);
+    check_committed(run, undisturbed, counts, {old_epoch, engine.epoch()}, live);
   } else {
     live.refusal = status.error().to_string();
     // Steps of a poisoned engine fail, and that is as it should be.

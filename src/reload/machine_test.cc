@@ -113,7 +113,7 @@ class Machine {
     }
     before_ = model_;
     model_ = {.state = TransactionState::kCommitted,
-              .epoch = before_.epoch + 1,
+              .epoch = ++commits_,
               .live_seed = seed_,
               .poisoned = false,
               .label = label_};
@@ -167,6 +167,7 @@ class Machine {
   Engine engine_;
   std::unique_ptr<FakeSource> source_;
   Model model_, before_;
+  std::uint64_t commits_ = 0;  // rolled back or not: the number of the last one is its epoch
   std::uint64_t seed_ = 0;
   CommitStrategy strategy_ = CommitStrategy::kRemap;
   std::string label_;

@@ -193,6 +193,7 @@ void Planner::add_preserved() {
 Result<ReloadPlan> Planner::make(const config::ModelConfig& live) {
   plan_.source = source_.describe();
   plan_.from_epoch = registry_.epoch();
+  plan_.to_epoch = registry_.next_epoch();
   plan_.scope = options_.scope;
   plan_.undo = options_.undo;
   HF_TRY(check_config(live));

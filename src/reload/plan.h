@@ -116,6 +116,7 @@ struct PreserveStep {
 struct ReloadPlan {
   std::string source;
   storage::Epoch from_epoch;
+  storage::Epoch to_epoch;  // if no other reload commits first
   CommitStrategy strategy = CommitStrategy::kRemap;
   bool strategy_was_chosen = false;  // by choose_strategy
   UndoPolicy undo = UndoPolicy::kNone;

@@ -77,7 +77,7 @@ std::string to_json(const ReloadPlan& plan, const storage::Registry& registry) {
   const Json json = {
       {"source", plan.source},
       {"from_epoch", plan.from_epoch.value},
-      {"to_epoch", plan.from_epoch.value + 1},
+      {"to_epoch", plan.to_epoch.value},
       {"strategy", commit_strategy_name(plan.strategy)},
       {"strategy_was_chosen", plan.strategy_was_chosen},
       {"undo_image", plan.undo == UndoPolicy::kImage},

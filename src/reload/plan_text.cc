@@ -68,7 +68,7 @@ std::string to_text(const ReloadPlan& plan, const storage::Registry& registry) {
       "  peak         {} on the device and {} on the host, beyond what is live\n"
       "  pause        about {:.0f} us\n"
       "  derivations  {}, in this order:",
-      plan.source, plan.from_epoch.value, plan.from_epoch.value + 1,
+      plan.source, plan.from_epoch.value, plan.to_epoch.value,
       commit_strategy_name(plan.strategy), plan.strategy_was_chosen ? " (chosen)" : "",
       to_text(plan.scope), bytes_text(plan.preserved_bytes), bytes_text(plan.source_bytes),
       plan.copies.size(),

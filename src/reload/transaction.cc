@@ -137,7 +137,7 @@ Status Transaction::commit() {
   {
     const std::lock_guard lock(impl_->mutex);
     impl_->report.pause_ns = options_.clock->now_ns() - start_ns;
-    impl_->report.to_epoch = plan_.from_epoch.value + 1;
+    impl_->report.to_epoch = registry_.epoch().value;
   }
   note_census();
   return inject_rebind();
@@ -150,7 +150,8 @@ void Transaction::publish() {
       impl_->previous_stamps.push_back({.slot = stamp.slot, .digest = *digest});
     }
   }
-  registry_.publish(storage::Epoch{plan_.from_epoch.value + 1}, impl_->stamps, impl_->published);
+  impl_->to_epoch = registry_.next_epoch();
+  registry_.publish(impl_->to_epoch, impl_->stamps, impl_->published);
 }
 
 void Transaction::note_census() {
@@ -235,10 +236,10 @@ Status Transaction::roll_back() {
                       "or were never kept (stream without an undo image)",
                       plan_.from_epoch.value);
   }
-  if (registry_.epoch().value != plan_.from_epoch.value + 1) {
+  if (registry_.epoch() != impl_->to_epoch) {
     return make_error(ErrorCode::kFailedPrecondition,
-                      "roll_back of epoch {}: the live epoch is {} by now",
-                      plan_.from_epoch.value + 1, registry_.epoch().value);
+                      "roll_back of epoch {}: the live epoch is {} by now", impl_->to_epoch.value,
+                      registry_.epoch().value);
   }
   state_.store(State::kApplying, std::memory_order_release);
   registry_.begin_apply();

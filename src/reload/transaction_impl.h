@@ -47,6 +47,7 @@ struct Transaction::Impl {
   std::vector<storage::SlotStamp> stamps;
   std::vector<storage::SlotStamp> previous_stamps;
   storage::PublishedState published;  // what the commit publishes; afterwards what was before
+  storage::Epoch to_epoch;                // what the commit published
   bool was_poisoned = false;
   std::vector<std::uintptr_t> addresses;  // of all slots at the beginning
   std::vector<storage::SlotId> stale;     // by an injected fault

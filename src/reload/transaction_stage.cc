@@ -63,7 +63,7 @@ Status Transaction::open_staging() {
   device.reset_peak();
   HF_TRY(impl_->guard.check("staging"));
   if (plan_.strategy == CommitStrategy::kStream) return {};
-  HF_ASSIGN(impl_->staging, Staging::create(registry_, plan_.from_epoch.value + 1));
+  HF_ASSIGN(impl_->staging, Staging::create(registry_, registry_.next_epoch().value));
   return {};
 }
 
@@ -211,7 +211,7 @@ Status Transaction::prepare() {
     HF_TRY(impl_->guard.check("preparing"));
     if (plan_.strategy != CommitStrategy::kStream) return take_stamps(*impl_->staging);
     if (plan_.undo == UndoPolicy::kNone) return {};
-    HF_ASSIGN(impl_->staging, Staging::create(registry_, plan_.from_epoch.value + 1));
+    HF_ASSIGN(impl_->staging, Staging::create(registry_, registry_.next_epoch().value));
     for (StagedArena& staged : impl_->staging->arenas()) {
       HF_TRY(impl_->guard.check("preparing"));
       const device::Memory live = staged.arena->memory();

@@ -58,7 +58,7 @@ Status Transaction::stream_into_live(Staging& live) {
 }
 
 std::optional<CommitFailure> Transaction::commit_stream() {
-  const auto live = Staging::create_live(registry_, plan_.from_epoch.value + 1);
+  const auto live = Staging::create_live(registry_, registry_.next_epoch().value);
   const Status status = stream_into_live(*live);
   impl_->note_receipts();
   if (status.ok()) {

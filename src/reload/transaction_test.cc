@@ -194,7 +194,7 @@ TEST_P(TransactionTest, GraphsReplayTheOldWeightsWhileAnotherThreadStages) {
 
 TEST_P(TransactionTest, RollBackRestoresBytesEpochAndDigests) {
   Engine engine;
-  FakeSource a = engine.source(1), b = engine.source(2), c = engine.source(3);
+  FakeSource a = engine.source(1), b = engine.source(2);
   ASSERT_TRUE(engine.reload(a, strategy()).ok());
   auto graph = capture_sum(engine);
   const std::uint64_t of_a = replay_sum(engine, **graph);
@@ -208,8 +208,35 @@ TEST_P(TransactionTest, RollBackRestoresBytesEpochAndDigests) {
   EXPECT_EQ(snapshot(engine), before);
   EXPECT_EQ(replay_sum(engine, **graph), of_a);
   EXPECT_FALSE(engine.transaction->roll_back().ok());
-  ASSERT_TRUE(engine.reload(c, strategy()).ok());
+}
+
+TEST_P(TransactionTest, AnEpochThatWasRolledBackIsNeverGivenToOtherWeights) {
+  Engine engine;
+  FakeSource a = engine.source(1), b = engine.source(2), c = engine.source(3);
+  ASSERT_TRUE(engine.reload(a, strategy()).ok());
+  ASSERT_TRUE(engine.prepare(b, strategy()).ok());
+  ASSERT_TRUE(engine.transaction->commit().ok());
   EXPECT_EQ(engine.registry.epoch().value, 2u);
+  ASSERT_TRUE(engine.transaction->roll_back().ok());
+  EXPECT_EQ(engine.registry.epoch().value, 1u);
+  const auto plan = make_plan(engine.registry, engine.model_config, c, strategy());
+  ASSERT_TRUE(plan.ok());
+  EXPECT_THAT(to_text(*plan, engine.registry), HasSubstr("epoch        1 -> 3"));
+  ASSERT_TRUE(engine.reload(c, strategy()).ok());
+  EXPECT_EQ(engine.registry.epoch().value, 3u);
+  EXPECT_EQ(engine.transaction->report().to_epoch, 3u);
+}
+
+TEST_P(TransactionTest, ARollBackOfTheFirstLoadLeavesNoDigest) {
+  Engine engine;
+  FakeSource a = engine.source(1);
+  ASSERT_TRUE(engine.prepare(a, strategy()).ok());
+  ASSERT_TRUE(engine.transaction->commit().ok());
+  ASSERT_TRUE(engine.transaction->roll_back().ok());
+  EXPECT_EQ(engine.registry.epoch().value, 0u);
+  for (const storage::Slot& slot : engine.registry.slots()) {
+    EXPECT_FALSE(slot.digest.has_value()) << slot.spec.name;
+  }
 }
 
 TEST_P(TransactionTest, RollBackIsRefusedOnceTheCommitIsVerified) {

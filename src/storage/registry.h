@@ -116,8 +116,12 @@ class Registry final : public device::AddressHome {
   device::Arena& arena_of(SlotId id) const;
 
   Epoch epoch() const { return epoch_; }
-  // Records a commit whose bytes are in place: `epoch` on every versioned slot, the digests given.
-  // Called by Transaction alone. Asserts epoch == epoch() + 1 or a roll-back to epoch() - 1.
+  // What the next commit publishes. No number is given twice, not that of a commit which was rolled
+  // back either: an epoch names one set of weights for ever.
+  Epoch next_epoch() const { return Epoch{highest_epoch_.value + 1}; }
+  // Records a commit whose bytes are in place: `epoch` on every versioned slot, the digests given;
+  // a versioned slot that is not among the stamps has no digest. Called by Transaction alone.
+  // Asserts epoch == next_epoch(), or the roll-back of the last commit to the epoch before it.
   void publish(Epoch epoch, std::span<const SlotStamp> stamps);
   // The same, and exchanges the label and the constants' bytes with `state`'s.
   void publish(Epoch epoch, std::span<const SlotStamp> stamps, PublishedState& state);
@@ -173,6 +177,8 @@ class Registry final : public device::AddressHome {
   std::vector<std::unique_ptr<ArenaRecord>> arenas_;
   std::vector<SlotId> by_address_;  // sorted once sealed
   Epoch epoch_;
+  Epoch highest_epoch_;   // that was ever published
+  Epoch previous_epoch_;  // before the last commit
   std::string label_;
   std::atomic<device::ReplayGate> gate_{device::ReplayGate::kOpen};
   // Of versioned arenas: all, and how many the last publish or seal knew of.

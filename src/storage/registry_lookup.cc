@@ -126,10 +126,17 @@ void Registry::publish(Epoch epoch, std::span<const SlotStamp> stamps, Published
 
 void Registry::publish(Epoch epoch, std::span<const SlotStamp> stamps) {
   HF_ASSERT(state_ == RegistryState::kSealed, "publish needs a sealed registry");
-  HF_ASSERT(epoch.value == epoch_.value + 1 || epoch.value + 1 == epoch_.value,
+  const bool commits = epoch == next_epoch();
+  HF_ASSERT(commits || (epoch == previous_epoch_ && epoch < epoch_),
             fmt::format("publish of epoch {} over epoch {}", epoch.value, epoch_.value));
+  if (commits) {
+    previous_epoch_ = epoch_;
+    highest_epoch_ = epoch;
+  }
   for (Slot& slot : slots_) {
-    if (is_versioned(slot.spec.slot_class)) slot.epoch = epoch;
+    if (!is_versioned(slot.spec.slot_class)) continue;
+    slot.epoch = epoch;
+    slot.digest.reset();
   }
   for (const SlotStamp& stamp : stamps) {
     HF_ASSERT(is_versioned(slot(stamp.slot).spec.slot_class),

@@ -387,6 +387,31 @@ TEST_F(RegistryTest, PublishStampsEveryVersionedSlotAndCanStepBack) {
   EXPECT_FALSE(registry_.slot(state).digest.has_value());
   registry_.publish(Epoch{0}, {});
   EXPECT_EQ(registry_.slot(weight).epoch, Epoch{0});
+  EXPECT_FALSE(registry_.slot(weight).digest.has_value());
+}
+
+TEST_F(RegistryTest, TheNextEpochIsAboveEveryOneThatWasEverPublished) {
+  bound_weight("w");
+  ASSERT_TRUE(registry_.seal(device_).ok());
+  EXPECT_EQ(registry_.next_epoch(), Epoch{1});
+  registry_.publish(Epoch{1}, {});
+  registry_.publish(Epoch{2}, {});
+  registry_.publish(Epoch{1}, {});
+  EXPECT_EQ(registry_.epoch(), Epoch{1});
+  EXPECT_EQ(registry_.next_epoch(), Epoch{3});
+  registry_.publish(Epoch{3}, {});
+  registry_.publish(Epoch{1}, {});
+  EXPECT_EQ(registry_.next_epoch(), Epoch{4});
+}
+
+TEST_F(RegistryTest, ASlotThatACommitDoesNotStampHasNoDigest) {
+  const SlotId first = bound_weight("first"), second = bound_weight("second");
+  ASSERT_TRUE(registry_.seal(device_).ok());
+  const SlotStamp stamps[] = {{first, {1, 2}}, {second, {3, 4}}};
+  registry_.publish(Epoch{1}, stamps);
+  registry_.publish(Epoch{2}, {stamps, 1});
+  EXPECT_EQ(registry_.slot(first).digest, (base::Digest{1, 2}));
+  EXPECT_FALSE(registry_.slot(second).digest.has_value());
 }
 
 TEST_F(RegistryDeathTest, PublishOfAnEpochThatIsNotTheNextIsAnAssertion) {
@@ -394,6 +419,11 @@ TEST_F(RegistryDeathTest, PublishOfAnEpochThatIsNotTheNextIsAnAssertion) {
   bound_weight("w");
   ASSERT_TRUE(registry_.seal(device_).ok());
   EXPECT_DEATH(registry_.publish(Epoch{2}, {}), "epoch 2 over epoch 0");
+  EXPECT_DEATH(registry_.publish(Epoch{0}, {}), "epoch 0 over epoch 0");
+  registry_.publish(Epoch{1}, {});
+  registry_.publish(Epoch{0}, {});
+  EXPECT_DEATH(registry_.publish(Epoch{1}, {}), "epoch 1 over epoch 0");
+  EXPECT_DEATH(registry_.publish(Epoch{0}, {}), "epoch 0 over epoch 0");
 }
 
 TEST_F(RegistryTest, CloseFreesEveryArenaAndLeavesNoHome) {

@@ -271,7 +271,7 @@ Status Simulation::observe(Fired fired) {
     return {};
   }
   if (now != ReloadPhase::kFailed) return {};
-  if (!was_committed && core_->epoch() > open_->before.epoch) {
+  if (!was_committed && core_->runtime().registry().next_epoch().value > commit_serial_ + 1) {
     // Committed and undone within one call, or poisoned after the commit.
     HF_TRY(on_committed());
   }
@@ -314,7 +314,7 @@ Status Simulation::on_committed() {
   if (expected_.poisoned) note(expected_.poisoned_by, Outcome::kRecovered);
   open_->commit_serial = ++commit_serial_;
   expected_ = {.version = choice.version,
-               .epoch = open_->before.epoch + 1,
+               .epoch = commit_serial_,  // never the same twice, roll-backs or not
                .label = choice.options.version};
   for (const auto& tracked : requests_) {
     if (tracked->record.generated.empty()) tracked->record.prompt_version_is_known = false;
@@ -370,7 +370,7 @@ Status Simulation::on_failed(ReloadPhase before) {
     expected_.poisoned = true;
     expected_.poisoned_by = open.causes;
   }
-  if (poisoned && core_->epoch() == expected_.epoch + 1) {
+  if (poisoned && open.committed && core_->epoch() == open.commit_serial) {
     // It was committed, and what was wrong with it could not be undone.
     expected_.epoch = core_->epoch();
     expected_.label = open.choice.options.version;
