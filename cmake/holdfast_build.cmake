@@ -50,6 +50,10 @@ find_package(hwy REQUIRED)
 find_package(xxHash REQUIRED)
 find_package(PCRE2 REQUIRED)
 find_package(nlohmann_json REQUIRED)
+find_package(Boost 1.81 REQUIRED)  # headers: Beast and Asio
+find_package(prometheus-cpp REQUIRED)
+find_package(spdlog REQUIRED)
+find_package(tomlplusplus REQUIRED)
 set(HF_HEADER_ONLY nlohmann_json::nlohmann_json)  # nothing of it is left to link
 if(HOLDFAST_TESTS)
   find_package(GTest REQUIRED)

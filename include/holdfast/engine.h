@@ -2,6 +2,7 @@
 // slots, graphs, KV cache, requests. One thread calls it (the engine thread), except where said.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "holdfast/reload.h"
+#include "holdfast/request.h"
 #include "holdfast/result.h"
 
 namespace holdfast {
@@ -34,51 +36,11 @@ struct EngineOptions {
   std::string experts = "auto";      // "auto", "holdfast" or "reference"
   std::string commit = "remap";      // the first load's strategy too: "remap", "copy" or "stream"
   bool simulate_faults = false;      // a device that ReloadOptions::inject can make fail
+  std::int64_t max_waiting = 4096;   // requests that wait; submit refuses more
+  bool prefix_cache = true;          // keep the KV pages of finished requests for equal prefixes
+  // Called on any thread whenever reload_phase() has changed; may only wake whoever steps.
+  std::function<void()> on_reload_change;
   std::function<void(const Progress&)> progress;
-};
-
-// Greedy when temperature is 0. Order: temperature, top-k, top-p, min-p. The draw for output token
-// i depends on (seed, i) alone.
-struct Sampling {
-  float temperature = 0.0f;  // [0, 100]
-  float top_p = 1.0f;        // (0, 1]
-  std::int32_t top_k = 0;    // 0: off
-  float min_p = 0.0f;        // [0, 1]
-  std::uint64_t seed = 0;
-};
-
-struct Request {
-  std::vector<std::int32_t> prompt_ids;  // at least one
-  Sampling sampling;
-  std::int64_t max_tokens = 128;         // 0: only score the prompt
-  bool ignore_eos = false;
-  std::vector<std::int32_t> stop_token_ids;  // besides the model's
-  bool prompt_logprobs = false;          // log p(prompt_ids[i] | before) for i >= 1
-  // Called on the engine thread, inside step, with the float32 logits after prompt position
-  // `position`, in order. The span ends with the call; the callback must not call the engine.
-  std::function<void(std::int64_t position, std::span<const float> logits)> prompt_logits;
-};
-
-struct RequestId {
-  std::uint64_t value = 0;
-  friend bool operator==(RequestId, RequestId) = default;
-};
-
-enum class FinishReason : std::uint8_t { kStop, kLength, kAbort };
-const char* finish_reason_name(FinishReason reason);  // "stop", "length", "abort"
-
-// One generated token, and the weights that made it.
-struct Token {
-  std::int32_t id = 0;
-  float logprob = 0;        // natural log of the raw distribution, before temperature
-  std::uint64_t epoch = 0;  // the epoch of the step that produced it
-};
-
-struct Event {
-  RequestId request;
-  std::optional<Token> token;                  // empty when a request ends without one
-  std::vector<float> prompt_logprobs;          // filled once, with the request's first event
-  std::optional<FinishReason> finish_reason;   // set on the last event
 };
 
 // One slot in a census; see storage/census.h.
@@ -99,6 +61,17 @@ struct CensusReport {
   std::string json;                   // the whole, as one object
 };
 
+// Counts since open, and what is there now.
+struct EngineStats {
+  std::int64_t running = 0, waiting = 0;
+  std::int64_t kv_pages = 0, kv_pages_used = 0;  // used: by requests that run
+  std::int64_t kv_pages_cached = 0;              // kept for equal prefixes, given up when needed
+  std::uint64_t steps = 0, prompt_tokens = 0, generated_tokens = 0, preemptions = 0;
+  std::uint64_t prefix_queries = 0, prefix_hits = 0;  // in prompt tokens
+  std::uint64_t commits = 0, roll_backs = 0;
+  std::uint64_t last_step_rows = 0;
+};
+
 class Engine {
  public:
   // Loads, captures every graph, and is ready. Errors name what is wrong with which file or option.
@@ -117,6 +90,13 @@ class Engine {
   bool idle() const;  // no request is waiting or running
   // Ends a request with its tokens so far (an event with kAbort comes from the next step).
   Status cancel(RequestId request);
+  // As cancel, for all that run and, when `waiting` says so, all that wait. Gives their number.
+  std::size_t cancel_all(bool waiting);
+  // While held, no waiting request starts; those that run go on. Idempotent.
+  void hold_admission(bool held);
+  // Forgets cached prefixes. A policy, not a need: an entry of other weights is never found.
+  void reset_prefix_cache();
+  EngineStats stats() const;
 
   // --- reload. One at a time: begin errors with kFailedPrecondition while one is open.
   // Opens and validates `directory`, plans, and stages, all on a thread of its own: what is wrong
@@ -135,6 +115,27 @@ class Engine {
   Result<ReloadReport> finish_reload();
   // Drops a reload that is not committed. Errors: kFailedPrecondition.
   Status abort_reload();
+  // Opens a reload whose bytes the caller pushes, and gives its id. `tensors` is all that will
+  // come; empty: every tensor that the scope loads (loadable_tensors()). Errors: as begin_reload;
+  // what is wrong with the announced tensors, as the plan says it (then no reload is open).
+  Result<std::uint64_t> begin_push(std::vector<TensorInfo> tensors,
+                                   const ReloadOptions& options = {});
+  // Whole elements of one tensor, from byte `offset_bytes` of it; any order, each byte once. Any
+  // thread, and not the one that steps: it derives, too. Errors that change nothing and let the
+  // push go on: kFailedPrecondition for another id (naming both), kNotFound (with the nearest
+  // names), kMismatch, kCorrupt for bytes that came before. Others end the reload.
+  Status push(std::uint64_t reload_id, const std::string& tensor, std::uint64_t offset_bytes,
+              std::span<const std::byte> bytes);
+  // Everything has been pushed: checks that nothing is missing and prepares; then the phase is
+  // kReady. Blocks; thread as push. Errors: kCorrupt naming what never came (and the reload has
+  // failed).
+  Status end_push(std::uint64_t reload_id);
+  ReloadStatus reload_status() const;  // of the open or the last one; any thread
+  // Every tensor that a complete reload brings, in the live checkpoint's names.
+  std::vector<TensorInfo> loadable_tensors() const;
+  // The first `most` values of a loaded tensor, as float32 in row order. Errors: kNotFound with the
+  // nearest names; kUnsupported for a tensor that is kept only in packed form, naming its slots.
+  Result<std::vector<float>> read_tensor(const std::string& name, std::size_t most) const;
   std::optional<ReloadReport> last_reload() const;
   // What begin_reload would do with the weights that are live now. Touches nothing. Errors: what is
   // wrong with the directory or the options, as begin_reload and finish_reload would say it.

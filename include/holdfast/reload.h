@@ -25,6 +25,23 @@ struct ReloadCast {
   std::string to = {};
 };
 
+// What the commit does to requests that run; their next tokens come from the new weights.
+enum class InFlight : std::uint8_t {
+  kContinue,   // keep their keys and values, which the old weights made
+  kRecompute,  // keep their tokens, compute keys and values anew
+  kRestart,    // begin again from the prompt
+  kAbort,      // end with their tokens so far
+  kDrain,      // commit only once they have ended; no new one starts meanwhile
+};
+const char* in_flight_name(InFlight policy);  // "continue", "recompute", ...
+
+// A tensor as a checkpoint holds it.
+struct TensorInfo {
+  std::string name = {};
+  std::string dtype = {};  // as in safetensors: "BF16", "F32", "U8", ...
+  std::vector<std::int64_t> shape = {};
+};
+
 struct ReloadOptions {
   // "remap", "copy", "stream", or "auto": the shortest pause within the two limits, and "stream"
   // only when no other is within them. Empty: the engine's own. "stream" stages nothing and reads
@@ -41,10 +58,25 @@ struct ReloadOptions {
   std::int64_t deadline_ms = 0;   // from begin_reload to the commit; 0: none
   std::string version = {};       // the label that Engine::version() says once this has committed
   bool commit_when_ready = true;  // else the caller calls commit_reload()
+  InFlight in_flight = InFlight::kContinue;
   std::string inject = {};        // a drill's fault, see drill_faults(); "": none
 };
 
 enum class ReloadPhase : std::uint8_t { kNone, kStaging, kReady, kVerifying, kDone, kFailed };
+
+// Where the open reload stands, or the last one ended. A value of one moment.
+struct ReloadStatus {
+  std::uint64_t id = 0;  // 0: none has begun
+  ReloadPhase phase = ReloadPhase::kNone;
+  std::string source = {}, version = {}, strategy = {};
+  bool pushed = false;
+  std::uint64_t bytes_expected = 0, bytes_arrived = 0;
+  std::vector<std::string> awaited = {};  // tensors that have not wholly come, at most 8 of them
+  std::uint64_t awaited_count = 0;
+  std::int64_t deadline_left_ms = 0;      // 0: no deadline
+  std::string error = {};
+};
+const char* reload_phase_name(ReloadPhase phase);  // "none", "staging", "ready", ...
 
 struct ReloadReport {
   std::uint64_t id = 0;

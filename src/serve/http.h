@@ -1,0 +1,128 @@
+// The HTTP server: listeners, connections, limits, and routes to handlers. Knows no engine and no
+// JSON schema. Handlers run on the server's I/O threads and must not block; a Responder may be used
+// from any thread. (HTTP/1.1, RFC 9112; server-sent events, WHATWG HTML section 9.2.)
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "holdfast/result.h"
+
+namespace holdfast::serve {
+
+struct HttpLimits {
+  std::size_t max_header_bytes = 16u << 10;
+  std::size_t max_body_bytes = 32u << 20;       // of a body that is kept whole
+  std::size_t max_connections = 8192;           // of one listener; more are answered 503 and closed
+  std::size_t max_unsent_bytes = 1u << 20;      // of one stream; a client that reads no more is cut
+  int header_timeout_ms = 10'000;               // from the first byte to the end of the header
+  int body_timeout_ms = 60'000;                 // without a byte of the body
+  int idle_timeout_ms = 75'000;                 // between two requests
+  int write_timeout_ms = 60'000;                // without progress in sending
+};
+
+struct HttpRequest {
+  std::string method;  // "GET"
+  std::string path;    // decoded, without query and trailing slashes ("/" stays)
+  std::multimap<std::string, std::string> query;  // decoded
+  std::map<std::string, std::string> headers;     // names in lower case
+  std::string body;
+  std::string id;         // X-Request-Id, or one that was made
+  std::string parameter;  // what stood for {name} in the route's path
+  std::string query_value(const std::string& name, std::string otherwise = "") const;
+};
+
+// The answer to one request: either reply once, or begin_stream, write..., end. What is called
+// after the client is gone, or a second time, does nothing.
+class Responder {
+ public:
+  virtual ~Responder() = default;
+  virtual void reply(int status, std::string content_type, std::string body,
+                     std::vector<std::pair<std::string, std::string>> headers = {}) = 0;
+  // Sends the header of a chunked answer ("text/event-stream").
+  virtual void begin_stream(std::string content_type) = 0;
+  // Queues bytes. False: the client is gone, or has not read max_unsent_bytes (then it is cut).
+  virtual bool write(std::string bytes) = 0;
+  virtual void end() = 0;
+  // Called once, on an I/O thread, if the client goes away before the answer has been sent whole.
+  // Called at once when it is gone already.
+  virtual void on_gone(std::function<void()> callback) = 0;
+};
+using ResponderPtr = std::shared_ptr<Responder>;
+using Handler = std::function<void(HttpRequest request, ResponderPtr responder)>;
+
+// A body that is taken as it comes. All calls on one thread of the server's upload pool, which may
+// block; while one blocks, nothing more is read from the client.
+class Upload {
+ public:
+  virtual ~Upload() = default;
+  // False: stop reading; the upload has answered.
+  virtual bool data(std::span<const std::byte> bytes) = 0;
+  // The whole body has come. `trailers`: names in lower case.
+  virtual void finish(const std::map<std::string, std::string>& trailers) = 0;
+  // The client went away in the middle, or was too slow.
+  virtual void gone() = 0;
+};
+// Runs on an I/O thread when the header has come; the request's body is empty. Null: it has
+// answered (an error), and the body is not read.
+using UploadHandler =
+    std::function<std::unique_ptr<Upload>(HttpRequest request, ResponderPtr responder)>;
+
+enum class Access : std::uint8_t {
+  kOpen,     // no token needed
+  kApiKey,   // HttpListener::api_key, where there is one
+};
+
+class Router {
+ public:
+  // `path`: "/v1/models", or with one last variable part: "/reload/{id}". A path with another
+  // method is 405, an unknown one 404, both in OpenAI's error form. Asserts that the pair is new.
+  void add(std::string method, std::string path, Handler handler, Access access = Access::kApiKey);
+  void add_upload(std::string method, std::string path, UploadHandler handler);
+  struct Route;
+  // Null with `status` 404 or 405.
+  const Route* find(std::string_view method, std::string_view path, std::string& parameter,
+                    int& status) const;
+  std::vector<std::string> paths() const;  // "GET /v1/models", sorted
+
+ private:
+  std::vector<std::shared_ptr<Route>> routes_;
+};
+
+struct HttpListener {
+  std::string name;  // for logs: "public", "control"
+  std::string address = "127.0.0.1";
+  std::uint16_t port = 0;  // 0: any that is free
+  std::string api_key;     // empty: none is asked for
+  const Router* router = nullptr;  // must outlive the server
+};
+
+class HttpServer {
+ public:
+  struct Options {
+    HttpLimits limits = {};
+    int io_threads = 1;
+    int upload_threads = 2;
+    // Called after each answer: for logs and metrics.
+    std::function<void(const std::string& method, const std::string& path, int status,
+                       double seconds)> on_answer;
+  };
+  // Binds and starts. Errors: kIo naming address, port and why; kInvalidArgument.
+  static Result<std::unique_ptr<HttpServer>> start(std::vector<HttpListener> listeners,
+                                                   Options options);
+  // Closes every connection and joins the threads.
+  virtual ~HttpServer() = default;
+  virtual std::uint16_t port(std::string_view listener) const = 0;
+  virtual std::size_t connections() const = 0;
+  // Accepts nothing more; connections that are answering go on.
+  virtual void stop_accepting() = 0;
+};
+
+}  // namespace holdfast::serve
