@@ -49,7 +49,7 @@ Result<std::unique_ptr<EngineCore>> EngineCore::open(const EngineOptions& option
   HF_ASSIGN(core->runtime_, Runtime::open(options, std::move(parts.device), clock));
   Runtime& runtime = *core->runtime_;
   core->requests_ = std::make_unique<RequestQueue>(
-      runtime.settings(), RequestQueue::Vocabulary{.size = runtime.config().vocab_size,
+      runtime.settings(), Vocabulary{.size = runtime.config().vocab_size,
                                                    .eos_token_ids =
                                                        runtime.config().eos_token_ids});
   if (!parts.reloader.constants_of) {

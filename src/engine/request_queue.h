@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "engine/kv_cache.h"
-#include "engine/sampler.h"
+#include "engine/results.h"
 #include "engine/scheduler.h"
 #include "engine/settings.h"
 #include "engine/step_batch.h"
@@ -20,14 +20,9 @@
 namespace holdfast::engine {
 
 inline constexpr std::size_t kMaxWaitingRequests = 4096;
-inline constexpr std::size_t kMaxStopTokens = 256;
 
 class RequestQueue {
  public:
-  struct Vocabulary {
-    std::int64_t size = 0;
-    std::vector<std::int32_t> eos_token_ids;
-  };
   RequestQueue(const Settings& settings, Vocabulary vocabulary);
 
   // Errors: kInvalidArgument naming field, value and range; kResourceExhausted over
@@ -46,10 +41,8 @@ class RequestQueue {
   // failed can be tried again.
   const StepBatch& plan_batch();
   // After the step ran: callbacks, samples, ends. `read_logits` gives the n-th wanted row.
-  // Errors: kDevice when logits cannot be read or are not finite: the first such; those requests
-  // have ended (kAbort), the others went on.
-  using ReadLogits = std::function<Result<std::span<const float>>(std::int64_t)>;
-  Status take_results(const ReadLogits& read_logits, std::uint64_t epoch);
+  // Errors: as Results::take.
+  Status take_results(const Results::ReadLogits& read_logits, std::uint64_t epoch);
   std::vector<Event> take_events();
 
   // Ends the running requests that a step of a later epoch than `epoch` touched: after a roll-back
@@ -57,42 +50,17 @@ class RequestQueue {
   void abort_computed_after(std::uint64_t epoch);
 
  private:
-  struct Sequence {
-    RequestId id;
-    Request request;                  // its prompt_ids moved to tokens
-    std::vector<std::int32_t> tokens;  // prompt and generated
-    std::int64_t prompt_tokens = 0;
-    std::int64_t computed_tokens = 0;
-    std::int64_t output_limit = 0;
-    std::int32_t row = -1;  // of the block tables
-    std::uint64_t last_epoch = 0;
-    std::vector<float> prompt_logprobs;  // until the first event
-    bool ended = false;
-
-    std::int64_t known_tokens() const { return static_cast<std::int64_t>(tokens.size()); }
-    std::int64_t output_tokens() const { return known_tokens() - prompt_tokens; }
-    std::int64_t reserved_tokens() const;
-    bool wants_logits(std::int64_t position) const;
-  };
-  using SequencePtr = std::unique_ptr<Sequence>;
-
-  Status check(const Request& request) const;
-  Status take_row(Sequence& sequence, std::int64_t position,
-                  const Result<std::span<const float>>& read, std::uint64_t epoch);
-  void emit(Sequence& sequence, std::optional<Token> token, std::optional<FinishReason> reason);
-  std::optional<FinishReason> reason_to_finish(const Sequence& sequence) const;
   void drop_ended();
 
   Settings settings_;
   Vocabulary vocabulary_;
   KvCache kv_;
-  Sampler sampler_;
+  Results results_;
   std::deque<SequencePtr> waiting_;
   std::vector<SequencePtr> running_;     // in order of admission
   std::vector<std::int32_t> free_rows_;  // a stack
-  std::vector<StepChunk> chunks_;        // of the planned batch
+  std::vector<ComputedChunk> chunks_;    // of the planned batch
   StepBatch batch_;
-  std::vector<Event> events_;
   std::uint64_t next_id_ = 1;
 };
 

@@ -1,0 +1,18 @@
+// What a request must be to be accepted: every field against its range. A pure function; any thread.
+#pragma once
+
+#include <cstddef>
+
+#include "engine/results.h"
+#include "engine/settings.h"
+#include "holdfast/request.h"
+
+namespace holdfast::engine {
+
+inline constexpr std::size_t kMaxStopTokens = 256;
+
+// Errors: kInvalidArgument naming field, value and range.
+Status check_request(const Request& request, const Settings& settings,
+                     const Vocabulary& vocabulary);
+
+}  // namespace holdfast::engine
