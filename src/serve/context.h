@@ -1,7 +1,9 @@
 // ServeContext: what the routes share. Built once by run_server; outlives the HTTP server.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -44,6 +46,8 @@ struct ServeContext {
   const ServeOptions& options;
   const ChatFormat& chat;
   std::string model_name;
+  // Open connections of all listeners, for metrics; set once the server runs. Empty: not known.
+  std::function<std::size_t()> connections = {};
 };
 
 // The routes, by room. The public listener gets the first two; the control listener all.
@@ -53,5 +57,7 @@ void add_vllm_control_routes(Router& router, ServeContext& context);    // serve
 void add_sglang_control_routes(Router& router, ServeContext& context);  // serve/sglang_control.cc
 void add_reload_routes(Router& router, ServeContext& context);  // serve/reload_routes.cc
 void add_status_routes(Router& router, ServeContext& context);  // serve/status_routes.cc
+// GET /metrics: on both listeners (once, where they are one).
+void add_metrics_route(Router& router, ServeContext& context);  // serve/status_routes.cc
 
 }  // namespace holdfast::serve
