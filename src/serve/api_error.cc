@@ -1,0 +1,76 @@
+#include "serve/api_error.h"
+
+#include <utility>
+#include <vector>
+
+#include "serve/json_writer.h"
+
+namespace holdfast::serve {
+namespace {
+
+// A queue of rollouts drains in seconds, so that is when it is worth asking again.
+constexpr const char* kRetryAfterSeconds = "1";
+
+}  // namespace
+
+int http_status(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::kInvalidArgument:
+    case ErrorCode::kUnsupported:
+      return 400;
+    case ErrorCode::kNotFound:
+      return 404;
+    case ErrorCode::kMismatch:
+    case ErrorCode::kCorrupt:
+    case ErrorCode::kFailedPrecondition:
+      return 409;
+    case ErrorCode::kResourceExhausted:
+      return 429;
+    case ErrorCode::kPoisoned:
+      return 503;
+    case ErrorCode::kIo:
+    case ErrorCode::kDevice:
+    case ErrorCode::kCancelled:
+    case ErrorCode::kDeadlineExceeded:
+      break;
+  }
+  return 500;
+}
+
+ApiError api_error(const Error& error, std::string param) {
+  return {.status = http_status(error.code()),
+          .message = error.message(),
+          .param = std::move(param)};
+}
+
+std::string_view error_type(int status) {
+  switch (status) {
+    case 401: return "authentication_error";
+    case 404: return "not_found_error";
+    case 409: return "conflict_error";
+    case 429: return "rate_limit_error";
+    case 503: return "service_unavailable_error";
+    default: return status < 500 ? "invalid_request_error" : "server_error";
+  }
+}
+
+std::string error_json(const ApiError& error) {
+  JsonWriter out;
+  out.begin_object().key("error").begin_object();
+  out.field("message", error.message).field("type", error_type(error.status));
+  if (error.param.empty()) {
+    out.key("param").null();
+  } else {
+    out.field("param", error.param);
+  }
+  out.field("code", error.status).end_object().end_object();
+  return out.take();
+}
+
+void reply_error(Responder& responder, const ApiError& error) {
+  std::vector<std::pair<std::string, std::string>> headers;
+  if (error.status == 429) headers.emplace_back("Retry-After", kRetryAfterSeconds);
+  responder.reply(error.status, "application/json", error_json(error), std::move(headers));
+}
+
+}  // namespace holdfast::serve

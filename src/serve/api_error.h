@@ -1,0 +1,30 @@
+// ApiError: why a request is refused, in the words of HTTP, and the error body that OpenAI's
+// clients read: {"error":{"message","type","param","code"}}. Values; any thread.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "holdfast/result.h"
+#include "serve/http.h"
+
+namespace holdfast::serve {
+
+struct ApiError {
+  int status = 400;
+  std::string message = {};
+  std::string param = {};  // the field that is wrong ("messages[1].role"); empty: null in the body
+};
+
+// 400 for what the request has wrong (kInvalidArgument, kUnsupported), 404, 409 for what does not
+// fit what is there (a retry would not help), 429 for a limit, 503 while poisoned, else 500.
+int http_status(ErrorCode code);
+ApiError api_error(const Error& error, std::string param = {});
+
+// "invalid_request_error", "rate_limit_error", ...: error.type of a status.
+std::string_view error_type(int status);
+std::string error_json(const ApiError& error);
+// The whole answer, with Retry-After where it is 429.
+void reply_error(Responder& responder, const ApiError& error);
+
+}  // namespace holdfast::serve
