@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "api/text_output.h"
 #include "api/tokenizer_impl.h"
 #include "engine/engine_core.h"
 
@@ -10,6 +11,7 @@ namespace holdfast {
 struct Engine::Impl {
   std::unique_ptr<Tokenizer> tokenizer;
   std::unique_ptr<engine::EngineCore> core;
+  std::optional<api::TextOutput> texts;  // set by open
 };
 
 Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -22,13 +24,24 @@ Result<std::unique_ptr<Engine>> Engine::open(const EngineOptions& options) {
   const Status fits = api::check_tokenizer_fits(*impl->tokenizer,
                                                 impl->core->runtime().config().vocab_size);
   if (!fits.ok()) return fits.error().with_context(options.model_directory);
+  impl->texts.emplace(impl->tokenizer->impl_->tokenizer);
   return std::unique_ptr<Engine>(new Engine(std::move(impl)));
 }
 
 Result<RequestId> Engine::submit(Request request) {
-  return impl_->core->submit(std::move(request));
+  HF_ASSIGN(api::TextSettings text, api::take_text_settings(request));
+  HF_ASSIGN(const RequestId id, impl_->core->submit(std::move(request)));
+  if (text.wanted()) impl_->texts->add(id, std::move(text));
+  return id;
 }
-Result<std::vector<Event>> Engine::step() { return impl_->core->step(); }
+Result<std::vector<Event>> Engine::step() {
+  HF_ASSIGN(std::vector<Event> events, impl_->core->step());
+  for (const RequestId ended : impl_->texts->fill(events)) {
+    // Its last event comes with the next step and is dropped there.
+    if (!impl_->core->cancel(ended).ok()) impl_->texts->forget(ended);
+  }
+  return events;
+}
 bool Engine::idle() const { return impl_->core->idle(); }
 Status Engine::cancel(RequestId request) { return impl_->core->cancel(request); }
 
