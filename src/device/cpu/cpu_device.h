@@ -12,20 +12,9 @@
 #include "base/assert.h"
 #include "device/cpu/worker_pool.h"
 #include "device/device.h"
-#include "tensor/tensor_view.h"
+#include "device/operand.h"
 
 namespace holdfast::device {
-
-// One operand of a kernel: what the manifest records.
-struct Operand {
-  const char* role = "";
-  AddressRange range = {};
-  Access access = Access::kRead;
-};
-// The bytes of `view` as an operand; an empty view gives an empty range, which is not recorded.
-Operand reads(const char* role, const tensor::TensorView& view);
-Operand writes(const char* role, const tensor::TensorView& view);
-Operand updates(const char* role, const tensor::TensorView& view);
 
 inline constexpr std::size_t kMaxKernelArgBytes = 1024;
 inline constexpr std::size_t kMaxKernelOperands = 24;

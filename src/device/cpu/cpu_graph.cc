@@ -7,6 +7,7 @@
 #include "base/assert.h"
 #include "base/error.h"
 #include "device/cpu/cpu_stream.h"
+#include "device/replay_check.h"
 
 namespace holdfast::device {
 namespace {
@@ -38,26 +39,6 @@ bool any_contains(const std::vector<AddressRange>& ranges, std::uintptr_t addres
     if (range.contains({address, 1})) return true;
   }
   return false;
-}
-
-Error closed_gate(const std::string& label, ReplayGate gate) {
-  switch (gate) {
-    case ReplayGate::kPoisoned:
-      return make_error(ErrorCode::kPoisoned,
-                        "graph {}: a reload failed half-way and what it reads is a mixture; it "
-                        "runs again after a complete reload",
-                        label);
-    case ReplayGate::kApplying:
-      return make_error(ErrorCode::kFailedPrecondition,
-                        "graph {}: launched while a commit is applying; launch it after the commit",
-                        label);
-    case ReplayGate::kUnpublished:
-    case ReplayGate::kOpen: break;
-  }
-  return make_error(ErrorCode::kFailedPrecondition,
-                    "graph {}: pages were exchanged under an arena since the last commit, and no "
-                    "commit has published them",
-                    label);
 }
 
 }  // namespace
@@ -134,15 +115,7 @@ Status CpuGraph::check_node(std::size_t index, std::size_t first_entry, std::siz
 
 Status CpuGraph::launch(Stream& stream) {
   HF_ASSERT(stream.kind() == DeviceKind::kCpu, "a CPU graph was launched on another device");
-  if (home_.layout_generation() != layout_generation_) {
-    return make_error(ErrorCode::kFailedPrecondition,
-                      "graph {} was captured over layout generation {}, now it is {}: its "
-                      "addresses are no longer valid; it must not be replayed",
-                      label_, layout_generation_, home_.layout_generation());
-  }
-  if (const ReplayGate gate = home_.replay_gate(); gate != ReplayGate::kOpen) {
-    return closed_gate(label_, gate);
-  }
+  HF_TRY(check_replay(home_, layout_generation_, label_));
   if (stream.capturing()) {
     return make_error(ErrorCode::kFailedPrecondition, "graph {}: launched inside a capture",
                       label_);

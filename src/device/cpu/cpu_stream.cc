@@ -14,11 +14,6 @@ AddressRange range_of(const std::byte* address, std::size_t bytes) {
   return {reinterpret_cast<std::uintptr_t>(address), bytes};
 }
 
-Operand operand_of(const char* role, const tensor::TensorView& view, Access access) {
-  if (view.empty()) return {role, {}, access};
-  return {role, range_of(view.address, view.bytes()), access};
-}
-
 struct CopyArgs {
   std::byte* to;
   const std::byte* from;
@@ -94,18 +89,6 @@ class CpuStreamImpl final : public CpuStream {
 };
 
 }  // namespace
-
-Operand reads(const char* role, const tensor::TensorView& view) {
-  return operand_of(role, view, Access::kRead);
-}
-
-Operand writes(const char* role, const tensor::TensorView& view) {
-  return operand_of(role, view, Access::kWrite);
-}
-
-Operand updates(const char* role, const tensor::TensorView& view) {
-  return operand_of(role, view, Access::kReadWrite);
-}
 
 Result<std::unique_ptr<Stream>> make_cpu_stream(int workers) {
   if (workers < 0 || workers > kMaxStreamWorkers) {
