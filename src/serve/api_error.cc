@@ -3,8 +3,6 @@
 #include <utility>
 #include <vector>
 
-#include "serve/json_writer.h"
-
 namespace holdfast::serve {
 namespace {
 
@@ -43,28 +41,8 @@ ApiError api_error(const Error& error, std::string param) {
           .param = std::move(param)};
 }
 
-std::string_view error_type(int status) {
-  switch (status) {
-    case 401: return "authentication_error";
-    case 404: return "not_found_error";
-    case 409: return "conflict_error";
-    case 429: return "rate_limit_error";
-    case 503: return "service_unavailable_error";
-    default: return status < 500 ? "invalid_request_error" : "server_error";
-  }
-}
-
 std::string error_json(const ApiError& error) {
-  JsonWriter out;
-  out.begin_object().key("error").begin_object();
-  out.field("message", error.message).field("type", error_type(error.status));
-  if (error.param.empty()) {
-    out.key("param").null();
-  } else {
-    out.field("param", error.param);
-  }
-  out.field("code", error.status).end_object().end_object();
-  return out.take();
+  return http_error_body(error.status, error.message, error.param);
 }
 
 void reply_error(Responder& responder, const ApiError& error) {

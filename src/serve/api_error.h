@@ -1,9 +1,7 @@
-// ApiError: why a request is refused, in the words of HTTP, and the error body that OpenAI's
-// clients read: {"error":{"message","type","param","code"}}. Values; any thread.
+// ApiError: why a request is refused, in the words of HTTP. Values; any thread.
 #pragma once
 
 #include <string>
-#include <string_view>
 
 #include "holdfast/result.h"
 #include "serve/http.h"
@@ -21,8 +19,6 @@ struct ApiError {
 int http_status(ErrorCode code);
 ApiError api_error(const Error& error, std::string param = {});
 
-// "invalid_request_error", "rate_limit_error", ...: error.type of a status.
-std::string_view error_type(int status);
 std::string error_json(const ApiError& error);
 // The whole answer, with Retry-After where it is 429.
 void reply_error(Responder& responder, const ApiError& error);

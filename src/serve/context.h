@@ -4,10 +4,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "holdfast/chat.h"
+#include "serve/generation.h"
 #include "serve/host.h"
 #include "serve/http.h"
 #include "serve/metrics.h"
@@ -48,6 +50,8 @@ struct ServeContext {
   std::string model_name;
   // Open connections of all listeners, for metrics; set once the server runs. Empty: not known.
   std::function<std::size_t()> connections = {};
+  // Who generates now, by the clients' request ids.
+  std::shared_ptr<GenerationRegistry> registry = make_generation_registry();
 };
 
 // The routes, by room. The public listener gets the first two; the control listener all.
