@@ -20,6 +20,7 @@ namespace holdfast::serve {
 struct HttpLimits {
   std::size_t max_header_bytes = 16u << 10;
   std::size_t max_body_bytes = 32u << 20;       // of a body that is kept whole
+  std::size_t max_buffered_bytes = std::size_t{1} << 30;  // of all such bodies that are coming
   std::size_t max_connections = 8192;           // of one listener; more are answered 503 and closed
   std::size_t max_unsent_bytes = 1u << 20;      // of one stream; a client that reads no more is cut
   int header_timeout_ms = 10'000;               // from the first byte to the end of the header

@@ -117,6 +117,12 @@ std::size_t JsonValue::size() const {
   return e.type() == element_type::OBJECT ? simdjson::dom::object(e).size() : 0;
 }
 
+std::optional<JsonValue> JsonValue::first() const {
+  element each;
+  if (as_element(raw_).at(0).get(each)) return std::nullopt;
+  return as_value(each);
+}
+
 std::vector<JsonValue> JsonValue::elements() const {
   std::vector<JsonValue> all;
   simdjson::dom::array array;

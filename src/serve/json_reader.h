@@ -46,7 +46,8 @@ class JsonValue {
   std::optional<double> real() const;
   std::optional<std::string_view> string() const;
   std::size_t size() const;  // of an array or object, else 0
-  std::vector<JsonValue> elements() const;                                  // of an array
+  std::optional<JsonValue> first() const;                                  // of an array
+  std::vector<JsonValue> elements() const;                                 // of an array
   std::vector<std::pair<std::string_view, JsonValue>> members() const;     // of an object
   // All elements as integers in `range`; else the index of the first that is not.
   std::optional<std::size_t> ids_into(std::vector<std::int32_t>& into, IntRange range) const;
