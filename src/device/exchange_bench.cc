@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/assert.h"
+#include "base/clock.h"
 #include "device/arena.h"
 #include "device/cpu/cpu_device.h"
 #include "device/cpu/read_bandwidth.h"
@@ -178,6 +179,24 @@ void BM_ParallelFor(benchmark::State& state) {
   }
 }
 BENCHMARK(BM_ParallelFor)->Unit(benchmark::kNanosecond)->UseRealTime();
+
+// The same after a pause in which the workers have parked: what the first kernel of a step pays.
+void BM_ParallelForAfterAPause(benchmark::State& state) {
+  WorkerPool workers(0);
+  const base::SteadyClock clock;
+  for (auto _ : state) {
+    const std::int64_t parked = clock.now_ns() + 500'000;
+    while (clock.now_ns() < parked) {}
+    const std::int64_t start = clock.now_ns();
+    workers.parallel_for(workers.worker_count(), 1,
+                         [](std::int64_t begin, std::int64_t, int) {
+                           benchmark::DoNotOptimize(begin);
+                         });
+    state.SetIterationTime(static_cast<double>(clock.now_ns() - start) * 1e-9);
+  }
+}
+BENCHMARK(BM_ParallelForAfterAPause)
+    ->Unit(benchmark::kNanosecond)->Iterations(1000)->UseManualTime();
 
 }  // namespace
 }  // namespace holdfast::device
