@@ -24,6 +24,10 @@ std::string lower(View text) {
   return result;
 }
 
+// Wherever a chunked body stands, this many bytes are still to come ("0", line end, line end); Beast
+// asserts that it is not shown fewer of its end.
+constexpr std::size_t kShortestEnd = 5;
+
 // Collects what Beast finds.
 class Collector final : public http::basic_parser<true> {
  public:
@@ -140,6 +144,8 @@ std::size_t RequestParser::feed(std::string_view bytes) {
          (impl_->state == State::kHeader || impl_->state == State::kBody)) {
     error_code error;
     const std::string_view rest = bytes.substr(taken);
+    const bool chunks = impl_->state == State::kBody && impl_->collector.head.chunked;
+    if (chunks && rest.size() < kShortestEnd) break;
     const std::size_t count =
         impl_->collector.put(boost::asio::const_buffer(rest.data(), rest.size()), error);
     taken += count;
