@@ -1,7 +1,7 @@
 # xxHash::xxhash: libxxhash (Debian's package has no CMake files).
 find_path(xxHash_INCLUDE_DIR xxhash.h)
 find_library(xxHash_LIBRARY xxhash)
-# Debian's library for x86-64 picks the vector instructions when it runs; others may be built without.
+# xxHash_DISPATCHES: the library picks the vector instructions when it runs, as Debian's for x86-64.
 find_path(xxHash_DISPATCH_INCLUDE_DIR xxh_x86dispatch.h)
 if(xxHash_LIBRARY AND xxHash_DISPATCH_INCLUDE_DIR)
   include(CheckLibraryExists)
@@ -15,8 +15,4 @@ if(xxHash_FOUND AND NOT TARGET xxHash::xxhash)
   set_target_properties(xxHash::xxhash PROPERTIES
                         IMPORTED_LOCATION "${xxHash_LIBRARY}"
                         INTERFACE_INCLUDE_DIRECTORIES "${xxHash_INCLUDE_DIR}")
-  if(xxHash_DISPATCHES)
-    set_target_properties(xxHash::xxhash PROPERTIES
-                          INTERFACE_COMPILE_DEFINITIONS HF_XXHASH_DISPATCH=1)
-  endif()
 endif()

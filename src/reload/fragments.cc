@@ -204,6 +204,8 @@ Status FragmentStager::take_stored(ParameterId id, std::uint64_t offset,
   if (const auto slot = spec(id).slot; slot.has_value()) {
     std::memcpy(job_.staging.bytes(*slot).data() + spec(id).offset_bytes + offset, bytes.data(),
                 bytes.size());
+    // It may replace what came before.
+    job_.staging.rewritten(*slot, spec(id).offset_bytes + offset);
     return {};
   }
   for (Waiting& waiting : waiting_) {

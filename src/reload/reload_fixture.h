@@ -35,6 +35,7 @@ class FakeSource final : public Source {
   std::span<const SourceTensor> tensors() const override { return specs_; }
 
   Status read(std::size_t index, std::uint64_t offset, std::span<std::byte> to) override {
+    if (read_calls == 0) first_destination = to.data();
     if (on_read) on_read(read_calls);
     if (fail_at_call == read_calls++) return Error(ErrorCode::kIo, "the source died");
     const std::uint64_t left = short_at_byte - std::min(short_at_byte, bytes_read);
@@ -68,6 +69,7 @@ class FakeSource final : public Source {
   bool fail_finish = false;
   std::function<void(std::uint64_t call)> on_read;
   std::uint64_t read_calls = 0;
+  std::byte* first_destination = nullptr;  // of call 0
   std::uint64_t bytes_read = 0;
 
  private:

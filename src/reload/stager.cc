@@ -118,11 +118,17 @@ Status Stager::read(const Delivery& delivery, std::uint64_t offset, std::span<st
 Status Stager::copy(std::size_t copy_index) {
   const CopyStep& step = job_.plan.copies[copy_index];
   const auto to = job_.staging.bytes(step.slot).subspan(step.offset_bytes, step.bytes);
-  HF_TRY(read({.parameter = step.parameter,
-               .receipt = job_.receipts.of_copy(copy_index),
-               .receipt_origin = step.parameter_offset},
-              step.parameter_offset, to));
-  return job_.staging.record(step.slot, step.offset_bytes, step.bytes);
+  const Delivery delivery{.parameter = step.parameter,
+                          .receipt = job_.receipts.of_copy(copy_index),
+                          .receipt_origin = step.parameter_offset};
+  // Recorded chunk by chunk: the digest goes on while the chunk is in the cache.
+  for (std::size_t done = 0; done < to.size();) {
+    const auto chunk = to.subspan(done, std::min(kStageChunkBytes, to.size() - done));
+    HF_TRY(read(delivery, step.parameter_offset + done, chunk));
+    HF_TRY(job_.staging.record(step.slot, step.offset_bytes + done, chunk.size()));
+    done += chunk.size();
+  }
+  return {};
 }
 
 // Both names of a parameter came: they must be one tensor.

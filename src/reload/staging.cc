@@ -114,7 +114,41 @@ Status Staging::record(storage::SlotId id, std::uint64_t offset, std::uint64_t b
                       slot.spec.name, offset, offset + bytes);
   }
   if (progress.written.covers(slot.range.bytes)) progress.generation = generation_;
+  digest_on(id);
   return {};
+}
+
+// Digests what was written from the slot's beginning on, as far as there is no hole.
+void Staging::digest_on(storage::SlotId id) {
+  Progress& progress = progress_[id.index()];
+  if (progress.digest_at_end) return;
+  const std::span<const std::byte> all = bytes(id);
+  const auto hole = progress.written.first_hole(all.size());
+  const std::uint64_t end = hole ? hole->begin : all.size();
+  if (end == progress.digested) return;
+  if (progress.digested == 0 && !hole) {
+    progress.digest = base::digest_of(all);
+  } else {
+    if (!progress.stream) progress.stream.emplace();
+    progress.stream->add(all.subspan(progress.digested, end - progress.digested));
+    if (!hole) progress.digest = progress.stream->digest();
+  }
+  if (!hole) progress.stream.reset();
+  progress.digested = end;
+}
+
+void Staging::rewritten(storage::SlotId id, std::uint64_t offset) {
+  Progress& progress = progress_[id.index()];
+  if (offset >= progress.digested) return;
+  progress.digest_at_end = true;
+  progress.stream.reset();
+  progress.digest.reset();
+}
+
+base::Digest Staging::digest(storage::SlotId id) const {
+  HF_ASSERT(fresh(id), "the digest of a slot that is not complete");
+  const auto& known = progress_[id.index()].digest;
+  return known ? *known : base::digest_of(bytes(id));
 }
 
 bool Staging::fresh(storage::SlotId id) const {

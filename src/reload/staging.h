@@ -1,16 +1,19 @@
 // Staging: the next content of every versioned arena, in backing of its own, with an account of
 // which bytes of which slot were written in this generation. It starts as poison, so that a byte
-// that nobody wrote is a known value and never a stranger's data. Owned by a Transaction; one
-// staging thread, then the engine thread.
+// that nobody wrote is a known value and never a stranger's data. Each slot's digest grows with it,
+// while its bytes are in the cache. Owned by a Transaction; one staging thread, then the engine
+// thread.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "base/digest.h"
 #include "device/arena.h"
 #include "holdfast/result.h"
 #include "reload/intervals.h"
@@ -48,6 +51,11 @@ class Staging {
   // the generation once all of it is. Errors: kCorrupt naming the slot when they leave it or some
   // were written before.
   Status record(storage::SlotId id, std::uint64_t offset, std::uint64_t bytes);
+  // Says that bytes of the slot from `offset` on are others now, recorded or not. Whoever writes
+  // recorded bytes and does not say so fails the reload: the stamp is not what verify finds.
+  void rewritten(storage::SlotId id, std::uint64_t offset);
+  // Of all bytes of the slot. Asserts fresh.
+  base::Digest digest(storage::SlotId id) const;
   // Whether all of the slot was written in this generation.
   bool fresh(storage::SlotId id) const;
   // Errors: kCorrupt naming the first versioned slot with a byte that was not written in this
@@ -68,6 +76,7 @@ class Staging {
   explicit Staging(const storage::Registry& registry, std::uint64_t generation)
       : registry_(registry), generation_(generation) {}
   void place_slots();
+  void digest_on(storage::SlotId id);
   void find_padding(std::size_t arena_index, std::vector<device::AddressRange> slots);
   // Bytes of an arena that belong to no slot.
   struct Padding {
@@ -79,6 +88,11 @@ class Staging {
     std::byte* address = nullptr;
     Intervals written;
     std::uint64_t generation = 0;
+    // Of the first `digested` bytes; once that is all of them, `digest` and no stream.
+    std::uint64_t digested = 0;
+    std::optional<base::DigestStream> stream = {};
+    std::optional<base::Digest> digest = {};
+    bool digest_at_end = false;
   };
   const storage::Registry& registry_;
   std::uint64_t generation_ = 0;

@@ -188,6 +188,46 @@ TEST_F(StagingTest, ADerivedSlotThatWasNotRecomputedFailsAndIsNamed) {
               HasSubstr("derived slot layers.2.experts.sums"));
 }
 
+TEST_F(StagingTest, ADigestIsThatOfTheBytesInWhateverPiecesAndOrderTheyCame) {
+  const auto id = slot("embed");
+  for (std::uint64_t seed = 0; seed < 50; ++seed) {
+    auto staging = std::move(Staging::create(engine_.registry, 1)).value();
+    const std::span<std::byte> bytes = staging->bytes(id);
+    base::Rng rng(seed);
+    std::vector<Interval> pieces;
+    for (std::uint64_t at = 0; at < bytes.size(); at = pieces.back().end) {
+      const std::uint64_t most = std::min<std::uint64_t>(bytes.size() - at, 1 + seed * 6);
+      pieces.push_back({at, at + 1 + rng.next_below(most)});
+    }
+    while (!pieces.empty()) {
+      std::swap(pieces[rng.next_below(pieces.size())], pieces.back());
+      const Interval piece = pieces.back();
+      pieces.pop_back();
+      for (auto at = piece.begin; at < piece.end; ++at) {
+        bytes[at] = static_cast<std::byte>(rng.next());
+      }
+      ASSERT_TRUE(staging->record(id, piece.begin, piece.end - piece.begin).ok());
+    }
+    EXPECT_EQ(staging->digest(id), base::digest_of(bytes)) << "seed " << seed;
+  }
+}
+
+TEST_F(StagingTest, BytesThatAreRewrittenAreDigestedAnew) {
+  const auto id = slot("embed");
+  for (const std::size_t at : {0, 100, 150, 259}) {
+    auto staging = std::move(Staging::create(engine_.registry, 1)).value();
+    const std::span<std::byte> bytes = staging->bytes(id);
+    ASSERT_TRUE(staging->record(id, 0, 120).ok());
+    bytes[at] ^= std::byte{1};
+    staging->rewritten(id, at);
+    ASSERT_TRUE(staging->record(id, 120, bytes.size() - 120).ok());
+    EXPECT_EQ(staging->digest(id), base::digest_of(bytes)) << at;
+    bytes[at] ^= std::byte{1};
+    staging->rewritten(id, at);
+    EXPECT_EQ(staging->digest(id), base::digest_of(bytes)) << at;
+  }
+}
+
 TEST_F(StagingTest, WritesTwiceOrOutsideOfTheSlotAreRefused) {
   auto staging = std::move(Staging::create(engine_.registry, 1)).value();
   const auto id = slot("embed");

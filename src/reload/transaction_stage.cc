@@ -12,6 +12,7 @@ void Transaction::Impl::inject_stale(const storage::Registry& registry) {
   for (const storage::SlotId id : stale) {
     const auto live = registry.view(id).const_span();
     std::memcpy(staging->bytes(id).data(), live.data(), live.size());
+    staging->rewritten(id, 0);
   }
 }
 
@@ -185,13 +186,13 @@ Status Transaction::take_stamps(const Staging& staging) {
   HF_TRY(staging.check_complete());
   for (const storage::SlotId id : staging.slots()) {
     HF_TRY(impl_->guard.check("preparing"));
-    impl_->stamps.push_back({.slot = id, .digest = base::digest_of(staging.bytes(id))});
+    impl_->stamps.push_back({.slot = id, .digest = staging.digest(id)});
   }
   // A slot that is preserved whole must end with the digest that it had.
   for (const PreserveStep& step : plan_.preserved) {
     const storage::Slot& slot = registry_.slot(step.slot);
     if (step.bytes != slot.range.bytes) continue;
-    const base::Digest staged = base::digest_of(staging.bytes(step.slot));
+    const base::Digest staged = staging.digest(step.slot);
     if (slot.digest.has_value() && *slot.digest == staged) continue;
     return make_error(ErrorCode::kCorrupt, "slot {} was to be preserved: digest {} became {}",
                       slot.spec.name, slot.digest ? slot.digest->to_hex() : "none",

@@ -52,6 +52,7 @@ Status Transaction::stream_into_live(Staging& live) {
                     .log = impl_->log}));
   for (const auto& [id, bytes] : stale) {
     std::memcpy(live.bytes(id).data(), bytes.data(), bytes.size());
+    live.rewritten(id, 0);
   }
   HF_TRY(take_stamps(live));
   return protect_all(live.arenas(), Protection::kReadOnly);

@@ -270,6 +270,24 @@ TEST_P(TransactionTest, VerifyNamesTheSlotThatChangedAfterTheCommitAndKeepsTheWa
   EXPECT_EQ(snapshot(engine), before);
 }
 
+TEST_P(TransactionTest, AStrayWriteToWhatIsStagedIsNoticedAfterTheCommit) {
+  Engine engine;
+  FakeSource a = engine.source(1), b = engine.source(2);
+  ASSERT_TRUE(engine.reload(a, strategy()).ok());
+  const Snapshot before = snapshot(engine);
+  // What was read first lies in staging, and is digested, when the second read comes.
+  b.on_read = [&](std::uint64_t call) {
+    if (call == 1) *b.first_destination ^= std::byte{1};
+  };
+  ASSERT_TRUE(engine.prepare(b, strategy()).ok());
+  ASSERT_TRUE(engine.transaction->commit().ok());
+  const Status verified = engine.transaction->verify();
+  ASSERT_FALSE(verified.ok());
+  EXPECT_THAT(verified.error().message(), HasSubstr("1 of 23 slots differ from what was staged (embed)"));
+  ASSERT_TRUE(engine.transaction->roll_back().ok());
+  EXPECT_EQ(snapshot(engine), before);
+}
+
 TEST_P(TransactionTest, VerifyNoticesAByteBetweenTheSlots) {
   Engine engine;
   FakeSource a = engine.source(1);
