@@ -87,6 +87,9 @@ class Engine {
   // token is emitted); kDevice: a failed launch changes no request, so the step can be tried
   // again, and a request whose logits are not finite ends with kAbort (in the next step's events).
   Result<std::vector<Event>> step();
+  // What a step does around its graph, without one: commits a ready reload, and gives the events
+  // that are there. For a caller that has paused. Errors: kPoisoned.
+  Result<std::vector<Event>> between_steps();
   bool idle() const;  // no request is waiting or running
   // Ends a request with its tokens so far (an event with kAbort comes from the next step).
   Status cancel(RequestId request);

@@ -12,6 +12,13 @@ struct Engine::Impl {
   std::unique_ptr<Tokenizer> tokenizer;
   std::unique_ptr<engine::EngineCore> core;
   std::optional<api::TextOutput> texts;  // set by open
+
+  void fill_text(std::vector<Event>& events) {
+    for (const RequestId ended : texts->fill(events)) {
+      // Its last event comes with the next step and is dropped there.
+      if (!core->cancel(ended).ok()) texts->forget(ended);
+    }
+  }
 };
 
 Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -36,10 +43,12 @@ Result<RequestId> Engine::submit(Request request) {
 }
 Result<std::vector<Event>> Engine::step() {
   HF_ASSIGN(std::vector<Event> events, impl_->core->step());
-  for (const RequestId ended : impl_->texts->fill(events)) {
-    // Its last event comes with the next step and is dropped there.
-    if (!impl_->core->cancel(ended).ok()) impl_->texts->forget(ended);
-  }
+  impl_->fill_text(events);
+  return events;
+}
+Result<std::vector<Event>> Engine::between_steps() {
+  HF_ASSIGN(std::vector<Event> events, impl_->core->between_steps());
+  impl_->fill_text(events);
   return events;
 }
 bool Engine::idle() const { return impl_->core->idle(); }

@@ -84,6 +84,11 @@ Result<std::vector<Event>> EngineCore::step() {
   return requests_->take_events();
 }
 
+Result<std::vector<Event>> EngineCore::between_steps() {
+  HF_TRY(reach_boundary());
+  return requests_->take_events();
+}
+
 // Between two graphs: the only place where weights change (I4).
 Status EngineCore::reach_boundary() {
   settle_reload();

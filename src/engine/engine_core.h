@@ -34,6 +34,7 @@ class EngineCore {
   // As the functions of these names in holdfast/engine.h.
   Result<RequestId> submit(Request request);
   Result<std::vector<Event>> step();
+  Result<std::vector<Event>> between_steps();
   bool idle() const { return requests_->idle(); }
   Status cancel(RequestId request) { return requests_->cancel(request); }
 
