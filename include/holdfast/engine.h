@@ -120,13 +120,16 @@ class Engine {
   Status abort_reload();
   // Opens a reload whose bytes the caller pushes, and gives its id. `tensors` is all that will
   // come; empty: every tensor that the scope loads (loadable_tensors()). Errors: as begin_reload;
-  // what is wrong with the announced tensors, as the plan says it (then no reload is open).
+  // what is wrong with the announced tensors, as the plan says it (then no reload is open);
+  // kInvalidArgument for commit "stream", which cannot read a push. Whoever pushes may vanish: the
+  // reload stays open until end_push, its deadline, or abort_reload.
   Result<std::uint64_t> begin_push(std::vector<TensorInfo> tensors,
                                    const ReloadOptions& options = {});
-  // Whole elements of one tensor, from byte `offset_bytes` of it; any order, each byte once. Any
-  // thread, and not the one that steps: it derives, too. Errors that change nothing and let the
-  // push go on: kFailedPrecondition for another id (naming both), kNotFound (with the nearest
-  // names), kMismatch, kCorrupt for bytes that came before. Others end the reload.
+  // Whole elements of one tensor, from byte `offset_bytes` of all of it (also when the scope takes
+  // only some rows); any order, each byte once. Any thread, several take turns, and not the one
+  // that steps: it derives, too. An abort ends it with kCancelled. Errors that change nothing and
+  // let the push go on: kFailedPrecondition for another id (naming both), kNotFound (with the
+  // nearest names), kMismatch, kCorrupt for bytes that came before. Others end the reload.
   Status push(std::uint64_t reload_id, const std::string& tensor, std::uint64_t offset_bytes,
               std::span<const std::byte> bytes);
   // Everything has been pushed: checks that nothing is missing and prepares; then the phase is

@@ -5,6 +5,7 @@
 #include "api/text_output.h"
 #include "api/tokenizer_impl.h"
 #include "engine/engine_core.h"
+#include "engine/push_manifest.h"
 
 namespace holdfast {
 
@@ -61,6 +62,19 @@ ReloadPhase Engine::reload_phase() const { return impl_->core->reload_phase(); }
 Status Engine::commit_reload() { return impl_->core->commit_reload(); }
 Result<ReloadReport> Engine::finish_reload() { return impl_->core->finish_reload(); }
 Status Engine::abort_reload() { return impl_->core->abort_reload(); }
+Result<std::uint64_t> Engine::begin_push(std::vector<TensorInfo> tensors,
+                                         const ReloadOptions& options) {
+  return impl_->core->begin_push(tensors, options);
+}
+Status Engine::push(std::uint64_t reload_id, const std::string& tensor,
+                    std::uint64_t offset_bytes, std::span<const std::byte> bytes) {
+  return impl_->core->push(reload_id, tensor, offset_bytes, bytes);
+}
+Status Engine::end_push(std::uint64_t reload_id) { return impl_->core->end_push(reload_id); }
+ReloadStatus Engine::reload_status() const { return impl_->core->reload_status(); }
+std::vector<TensorInfo> Engine::loadable_tensors() const {
+  return engine::loadable_tensors(impl_->core->runtime().registry());
+}
 std::optional<ReloadReport> Engine::last_reload() const { return impl_->core->last_reload(); }
 Result<PlanReport> Engine::plan_reload(const std::string& directory,
                                        const ReloadOptions& options) const {

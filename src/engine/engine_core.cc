@@ -57,6 +57,7 @@ Result<std::unique_ptr<EngineCore>> EngineCore::open(const EngineOptions& option
       return std::as_const(runtime).constants_of(config);
     };
   }
+  if (!parts.reloader.on_change) parts.reloader.on_change = options.on_reload_change;
   core->reloader_ =
       std::make_unique<Reloader>(runtime.registry(), runtime.config(), clock,
                                  std::move(parts.reloader));
@@ -92,6 +93,7 @@ Result<std::vector<Event>> EngineCore::between_steps() {
 // Between two graphs: the only place where weights change (I4).
 Status EngineCore::reach_boundary() {
   settle_reload();
+  reloader_->expire();
   if (reloader_->wants_commit()) {
     // A commit that fails has left the weights as they were, and the report says why; or it has
     // poisoned them, and the next line says so.
@@ -120,6 +122,13 @@ Status EngineCore::begin_reload(const std::string& directory, const ReloadOption
   return reloader_->begin(std::move(request));
 }
 
+Result<std::uint64_t> EngineCore::begin_push(const std::vector<TensorInfo>& tensors,
+                                             const ReloadOptions& options) {
+  HF_ASSIGN(ReloadRequest request, resolve_push(options, runtime_->settings()));
+  settle_reload();
+  return reloader_->begin_push(tensors, std::move(request));
+}
+
 Status EngineCore::commit_reload() {
   settle_reload();
   return reloader_->commit();
@@ -130,6 +139,12 @@ Result<ReloadReport> EngineCore::finish_reload() {
     return make_error(ErrorCode::kFailedPrecondition, "no reload has begun");
   }
   reloader_->wait_staged();
+  if (reload_phase() == ReloadPhase::kStaging) {
+    return make_error(ErrorCode::kFailedPrecondition,
+                      "reload {} still waits for pushed tensors, and only this thread could push "
+                      "them",
+                      reload_status().id);
+  }
   // Its error is the reload's failure, below.
   if (reload_phase() == ReloadPhase::kReady) static_cast<void>(reloader_->commit());
   reloader_->wait_verified();

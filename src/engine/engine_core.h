@@ -1,5 +1,6 @@
 // EngineCore: the step loop over a runtime, a request queue and a reloader: everything of
-// holdfast::Engine except text. One thread calls it (the engine thread), except reload_phase().
+// holdfast::Engine except text. One thread calls it (the engine thread), except reload_phase(),
+// reload_status(), push() and end_push().
 #pragma once
 
 #include <memory>
@@ -43,6 +44,14 @@ class EngineCore {
   Status commit_reload();
   Result<ReloadReport> finish_reload();
   Status abort_reload() { return reloader_->abort(); }
+  Result<std::uint64_t> begin_push(const std::vector<TensorInfo>& tensors,
+                                   const ReloadOptions& options);
+  Status push(std::uint64_t reload_id, const std::string& tensor, std::uint64_t offset_bytes,
+              std::span<const std::byte> bytes) {
+    return reloader_->push(reload_id, tensor, offset_bytes, bytes);
+  }
+  Status end_push(std::uint64_t reload_id) { return reloader_->end_push(reload_id); }
+  ReloadStatus reload_status() const { return reloader_->status(); }
   std::optional<ReloadReport> last_reload() const { return reloader_->last_report(); }
 
   Result<PlanReport> plan_reload(const std::string& directory, const ReloadOptions& options) const;

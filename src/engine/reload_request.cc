@@ -133,6 +133,7 @@ Status resolve_fault(const std::string& name, ReloadRequest& request) {
 Result<ReloadRequest> resolve_reload(const std::string& directory, const ReloadOptions& options,
                                      const Settings& settings) {
   ReloadRequest request{.directory = directory,
+                        .pushed = false,
                         .plan = {},
                         .digests_file = options.digests_file,
                         .fault = {},
@@ -140,7 +141,8 @@ Result<ReloadRequest> resolve_reload(const std::string& directory, const ReloadO
                         .deadline_ms = options.deadline_ms,
                         .version = options.version,
                         .threads = settings.threads,
-                        .commit_when_ready = options.commit_when_ready};
+                        .commit_when_ready = options.commit_when_ready,
+                        .in_flight = options.in_flight};
   HF_TRY(resolve_strategy(options, settings, request.plan));
   HF_TRY(resolve_scope(options.scope, request.plan.scope));
   HF_TRY(check_count("casts", options.casts.size(), kMaxCasts));
@@ -156,6 +158,29 @@ Result<ReloadRequest> resolve_reload(const std::string& directory, const ReloadO
   }
   HF_TRY(resolve_version(options.version));
   HF_TRY(resolve_fault(options.inject, request));
+  return request;
+}
+
+Result<ReloadRequest> resolve_push(const ReloadOptions& options, const Settings& settings) {
+  HF_ASSIGN(ReloadRequest request, resolve_reload("pushed tensors", options, settings));
+  request.pushed = true;
+  request.plan.pushed = true;
+  if (request.plan.strategy == reload::CommitStrategy::kStream) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      "reload option commit is \"stream\"{}: it reads its source inside the commit, "
+                      "and a push has none that could be read then; use \"remap\" or \"copy\"",
+                      options.commit.empty() ? " (the engine's own)" : "");
+  }
+  if (options.apply_constants) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      "reload option apply_constants with a push, which brings no config");
+  }
+  if (!request.inject.empty()) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      "reload option inject is \"{}\" with a push: that fault needs a source that "
+                      "is read",
+                      request.inject);
+  }
   return request;
 }
 

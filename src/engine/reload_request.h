@@ -23,7 +23,8 @@ inline constexpr std::size_t kMaxDigestsBytes = 64u << 20;
 inline constexpr std::size_t kMaxDigestsDepth = 2;  // an object of strings
 
 struct ReloadRequest {
-  std::string directory = {};
+  std::string directory = {};  // or what a push is called
+  bool pushed = false;
   // Without expected digests and constants' values: those are read when the plan is made.
   reload::PlanOptions plan = {};
   std::string digests_file = {};
@@ -33,11 +34,15 @@ struct ReloadRequest {
   std::string version = {};
   int threads = 1;  // of a commit that reads its source
   bool commit_when_ready = true;
+  InFlight in_flight = InFlight::kContinue;
 };
 
 // Errors: kInvalidArgument naming the option, its value and what is accepted.
 Result<ReloadRequest> resolve_reload(const std::string& directory, const ReloadOptions& options,
                                      const Settings& settings);
+// The same of a reload whose bytes are pushed. Errors: also for what needs a source that can be
+// read, or a config: commit "stream", apply_constants, an injected fault of source or device.
+Result<ReloadRequest> resolve_push(const ReloadOptions& options, const Settings& settings);
 
 // Errors: kNotFound, kIo; kCorrupt for what is not a JSON object from tensor names to 32 hex
 // digits, naming file, tensor and value.

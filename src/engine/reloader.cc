@@ -1,6 +1,7 @@
 #include "engine/reloader.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "base/assert.h"
@@ -32,6 +33,15 @@ Result<std::unique_ptr<reload::Source>> open_checkpoint(const ReloadRequest& req
   return reload::make_checkpoint_source(std::move(checkpoint));
 }
 
+Error aborted() { return Error(ErrorCode::kCancelled, "aborted before its commit"); }
+
+Error too_late(std::int64_t deadline_ns) {
+  return make_error(ErrorCode::kDeadlineExceeded,
+                    "not committed at its deadline, {} ns: whoever was to push or to commit it did "
+                    "not come; begin anew",
+                    deadline_ns);
+}
+
 const char* phase_text(ReloadPhase phase) {
   switch (phase) {
     case ReloadPhase::kNone: return "not open";
@@ -48,7 +58,11 @@ const char* phase_text(ReloadPhase phase) {
 
 Reloader::Reloader(storage::Registry& registry, config::ModelConfig& live,
                    const base::Clock& clock, ReloaderParts parts)
-    : registry_(registry), live_(live), clock_(clock), parts_(std::move(parts)) {}
+    : registry_(registry),
+      live_(live),
+      clock_(clock),
+      parts_(std::move(parts)),
+      board_(parts_.on_change) {}
 
 Reloader::~Reloader() {
   cancel_.store(true, std::memory_order_release);
@@ -60,31 +74,46 @@ Reloader::~Reloader() {
   if (thread_.joinable()) thread_.join();
 }
 
-Status Reloader::begin(ReloadRequest request) {
-  if (is_open(phase())) {
-    return make_error(ErrorCode::kFailedPrecondition,
-                      "the reload of {} is {}; finish or abort it before beginning {}",
-                      request_.directory, phase_text(phase()), request.directory);
-  }
-  if (thread_.joinable()) thread_.join();
+Status Reloader::check_none_open(const ReloadRequest& request) const {
+  if (!is_open(phase())) return {};
+  return make_error(ErrorCode::kFailedPrecondition,
+                    "the reload of {} is {}; finish or abort it before beginning {}",
+                    request_.directory, phase_text(phase()), request.directory);
+}
+
+std::int64_t Reloader::deadline_of(const ReloadRequest& request) const {
+  return request.deadline_ms > 0 ? clock_.now_ns() + request.deadline_ms * kNsPerMs : 0;
+}
+
+void Reloader::open_books(ReloadRequest request, storage::TransactionId id) {
   request_ = std::move(request);
-  cancel_.store(false, std::memory_order_release);
-  deadline_ns_ = 0;
-  if (request_.deadline_ms > 0) {
-    deadline_ns_ = clock_.now_ns() + request_.deadline_ms * kNsPerMs;
-  }
-  injector_.reset();
-  if (!request_.inject.empty()) {
-    HF_ASSIGN(injector_,
-              FaultInjector::create(request_.inject, registry_.device(), clock_, cancel_));
-    deadline_ns_ = injector_->deadline_ns(deadline_ns_);
-  }
+  id_ = id;
   command_ = Command::kNone;
   verify_error_.reset();
   failure_.reset();
-  phase_.store(ReloadPhase::kStaging, std::memory_order_release);
+  board_.begin({.id = id.value,
+                .source = request_.directory,
+                .version = request_.version,
+                .pushed = request_.pushed},
+               deadline_ns_);
+}
+
+Status Reloader::begin(ReloadRequest request) {
+  HF_TRY(check_none_open(request));
+  if (thread_.joinable()) thread_.join();
+  cancel_.store(false, std::memory_order_release);
+  deadline_ns_ = deadline_of(request);
+  injector_.reset();
+  if (!request.inject.empty()) {
+    HF_ASSIGN(injector_,
+              FaultInjector::create(request.inject, registry_.device(), clock_, cancel_));
+    deadline_ns_ = injector_->deadline_ns(deadline_ns_);
+  }
+  open_books(std::move(request), registry_.next_transaction_id());
+  board_.announce();
   if (parts_.on_calling_thread) {
     end_staging(stage());
+    board_.announce();
   } else {
     thread_ = std::thread([this] { run(); });
   }
@@ -94,41 +123,77 @@ Status Reloader::begin(ReloadRequest request) {
 // ------------------------------------------------------------------------------ the thread
 
 void Reloader::run() {
-  end_staging(stage());
-  {
-    std::unique_lock lock(mutex_);
-    if (phase() == ReloadPhase::kFailed) return;
-    changed_.wait(lock, [this] { return command_ != Command::kNone; });
-    if (command_ == Command::kDrop) {
-      // A failed commit has ended the reload already.
-      if (phase() == ReloadPhase::kReady) drop();
-      return;
-    }
+  if (!request_.pushed) {
+    end_staging(stage());
+    board_.announce();
   }
-  verify();
+  switch (await_command()) {
+    case Command::kNone: break;
+    case Command::kVerify: verify(); break;
+    case Command::kDrop: drop(aborted()); break;
+  }
 }
+
+// kNone: the reload has failed, and nothing is left to do.
+Reloader::Command Reloader::await_command() {
+  std::unique_lock lock(mutex_);
+  const auto has_command = [this] {
+    return command_ != Command::kNone || phase() == ReloadPhase::kFailed;
+  };
+  while (deadline_ns_ > 0 && !has_command() && !is_over()) {
+    changed_.wait_for(lock, std::chrono::nanoseconds(deadline_ns_ - clock_.now_ns() + 1),
+                      has_command);
+  }
+  if (!has_command()) {
+    if (deadline_ns_ > 0) {
+      lock.unlock();
+      // Of one that is ready it is the engine thread that decides: commit() or expire().
+      if (phase() == ReloadPhase::kStaging) drop(too_late(deadline_ns_));
+      board_.mark_changed();
+      board_.announce();
+      lock.lock();
+    }
+    changed_.wait(lock, has_command);
+  }
+  return phase() == ReloadPhase::kFailed ? Command::kNone : command_;
+}
+
+bool Reloader::is_over() const { return deadline_ns_ > 0 && clock_.now_ns() > deadline_ns_; }
 
 void Reloader::end_staging(const Status& staged) {
   const std::lock_guard lock(mutex_);
   if (!staged.ok()) return finish(ReloadPhase::kFailed, staged.error());
-  phase_.store(ReloadPhase::kReady, std::memory_order_release);
+  board_.move_to(ReloadPhase::kReady);
   changed_.notify_all();
 }
 
-// With the lock held.
-void Reloader::drop() {
-  const Error why(ErrorCode::kCancelled, "aborted before its commit");
-  transaction_->abort(why);
-  finish(ReloadPhase::kFailed, why);
+// Ends a reload that is not committed; waits for a push that is under way. Where a thread stages
+// from a source, only that thread may.
+void Reloader::drop(const Error& why) {
+  {
+    const std::lock_guard push_lock(push_mutex_);
+    const std::lock_guard lock(mutex_);
+    if (phase() != ReloadPhase::kStaging && phase() != ReloadPhase::kReady) return;
+    transaction_->abort(why);
+    finish(ReloadPhase::kFailed, why);
+  }
+  board_.announce();
 }
 
 void Reloader::verify() {
   const Status verified = transaction_->verify();
-  const std::lock_guard lock(mutex_);
-  if (verified.ok()) return finish(ReloadPhase::kDone, std::nullopt);
-  // Rolling back belongs to the engine thread: settle().
-  verify_error_ = verified.error();
-  changed_.notify_all();
+  {
+    const std::lock_guard lock(mutex_);
+    if (verified.ok()) {
+      finish(ReloadPhase::kDone, std::nullopt);
+    } else {
+      // Rolling back belongs to the engine thread: settle().
+      verify_error_ = verified.error();
+      board_.mark_changed();
+      changed_.notify_all();
+    }
+  }
+  board_.announce();
 }
 
 Result<std::unique_ptr<reload::Source>> Reloader::open_source(const ReloadRequest& request) const {
@@ -162,17 +227,25 @@ Result<reload::ReloadPlan> Reloader::plan(const ReloadRequest& request) const {
   return std::move(planned.plan);
 }
 
-Status Reloader::begin_transaction(reload::ReloadPlan plan) {
+Result<std::unique_ptr<reload::Transaction>> Reloader::begin_transaction(
+    const ReloadRequest& request, storage::TransactionId id, std::int64_t deadline_ns,
+    reload::ReloadPlan plan) {
   reload::TransactionOptions options;
   options.clock = &clock_;
-  options.fault = request_.fault;
+  options.fault = request.fault;
   options.cancel = &cancel_;
-  options.deadline_ns = deadline_ns_;
-  options.label = request_.version;
-  HF_ASSIGN(auto transaction, reload::Transaction::begin(registry_, std::move(plan), options));
-  const std::lock_guard lock(mutex_);
-  transaction_ = std::move(transaction);
-  return {};
+  options.deadline_ns = deadline_ns;
+  options.label = request.version;
+  options.id = id;
+  return reload::Transaction::begin(registry_, std::move(plan), options);
+}
+
+// What decides no slot stays: the token ids are the tokenizer's, and requests know them.
+void Reloader::take_config(const config::ModelConfig& next) {
+  other_config_ = next;
+  other_config_.eos_token_ids = live_.eos_token_ids;
+  other_config_.bos_token_id = live_.bos_token_id;
+  other_config_.pad_token_id = live_.pad_token_id;
 }
 
 Status Reloader::stage() {
@@ -186,19 +259,22 @@ Status Reloader::stage() {
     planned.source = injector_->wrap(std::move(planned.source));
   }
   const bool streams = planned.plan.strategy == reload::CommitStrategy::kStream;
-  source_ = std::move(planned.source);
-  // What decides no slot stays: the token ids are the tokenizer's, and requests know them.
-  other_config_ = source_->config();
-  other_config_.eos_token_ids = live_.eos_token_ids;
-  other_config_.bos_token_id = live_.bos_token_id;
-  other_config_.pad_token_id = live_.pad_token_id;
+  source_ = make_counted_source(std::move(planned.source), board_);
+  board_.expect(std::string(reload::commit_strategy_name(planned.plan.strategy)),
+                source_->tensors());
+  take_config(source_->config());
   // One worker: the steps keep the other cores. No step runs beside a commit that streams.
   HF_ASSIGN(stream_, registry_.device().create_stream(streams ? request_.threads : 1));
   if (injector_) {
     stream_ = injector_->wrap(std::move(stream_));
     injector_->before_staging();
   }
-  HF_TRY(begin_transaction(std::move(planned.plan)));
+  HF_ASSIGN(auto transaction,
+            begin_transaction(request_, id_, deadline_ns_, std::move(planned.plan)));
+  {
+    const std::lock_guard lock(mutex_);
+    transaction_ = std::move(transaction);
+  }
   HF_TRY(transaction_->stage(*source_, *stream_));
   HF_TRY(transaction_->prepare());
   if (streams) return {};
@@ -207,7 +283,7 @@ Status Reloader::stage() {
   return {};
 }
 
-// With the lock held.
+// With the lock held; whoever calls announces once no lock is held.
 void Reloader::finish(ReloadPhase phase, std::optional<Error> error) {
   failure_ = std::move(error);
   report_ = make_report();
@@ -216,12 +292,13 @@ void Reloader::finish(ReloadPhase phase, std::optional<Error> error) {
   source_.reset();
   stream_.reset();
   // The engine thread asks for nothing more from the transaction once the phase says so.
-  phase_.store(phase, std::memory_order_release);
+  board_.move_to(phase, failure_ ? failure_->to_string() : std::string());
   changed_.notify_all();
 }
 
 ReloadReport Reloader::make_report() const {
   ReloadReport report;
+  report.id = id_.value;
   report.source = request_.directory;
   report.scope = reload::to_text(request_.plan.scope);
   report.version = request_.version;
@@ -232,7 +309,6 @@ ReloadReport Reloader::make_report() const {
   report.from_epoch = report.to_epoch = registry_.epoch().value;
   if (transaction_ != nullptr) {
     const reload::TransactionReport inner = transaction_->report();
-    report.id = inner.id;
     report.source = inner.source;
     report.strategy = reload::commit_strategy_name(inner.strategy);
     report.state = reload::transaction_state_name(inner.state);
@@ -269,43 +345,57 @@ Status Reloader::commit() {
   if (injector_) injector_->before_commit(registry_.versioned_arenas().size());
   const Status committed = transaction_->commit();
   if (injector_) injector_->after_commit();
-  const std::lock_guard lock(mutex_);
-  if (committed.ok()) {
-    was_poisoned_ = !poisoned_.empty();
-    poisoned_.clear();
-    std::swap(live_, other_config_);
-    command_ = Command::kVerify;
-    phase_.store(ReloadPhase::kVerifying, std::memory_order_release);
-  } else {
-    if (transaction_->state() == reload::TransactionState::kPoisoned) {
-      poisoned_ = committed.error().to_string();
+  {
+    const std::lock_guard lock(mutex_);
+    if (committed.ok()) {
+      was_poisoned_ = !poisoned_.empty();
+      poisoned_.clear();
+      std::swap(live_, other_config_);
+      command_ = Command::kVerify;
+      board_.move_to(ReloadPhase::kVerifying);
+    } else {
+      if (transaction_->state() == reload::TransactionState::kPoisoned) {
+        poisoned_ = committed.error().to_string();
+      }
+      command_ = Command::kDrop;
+      finish(ReloadPhase::kFailed, committed.error());
     }
-    command_ = Command::kDrop;
-    finish(ReloadPhase::kFailed, committed.error());
+    changed_.notify_all();
   }
-  changed_.notify_all();
+  board_.announce();
   return committed;
 }
 
 Status Reloader::abort() {
-  std::unique_lock lock(mutex_);
-  if (phase() != ReloadPhase::kStaging && phase() != ReloadPhase::kReady) {
-    return make_error(ErrorCode::kFailedPrecondition, "no reload can be aborted: it is {}",
-                      phase_text(phase()));
+  {
+    std::unique_lock lock(mutex_);
+    if (phase() != ReloadPhase::kStaging && phase() != ReloadPhase::kReady) {
+      return make_error(ErrorCode::kFailedPrecondition, "no reload can be aborted: it is {}",
+                        phase_text(phase()));
+    }
+    cancel_.store(true, std::memory_order_release);
+    command_ = Command::kDrop;
+    if (!parts_.on_calling_thread) {
+      changed_.notify_all();
+      changed_.wait(lock, [this] { return phase() == ReloadPhase::kFailed; });
+      return {};
+    }
   }
-  cancel_.store(true, std::memory_order_release);
-  command_ = Command::kDrop;
-  if (parts_.on_calling_thread) {
-    // While staging it is the source that calls, and staging ends at its return.
-    if (phase() == ReloadPhase::kReady) drop();
-    return {};
-  }
-  changed_.notify_all();
-  changed_.wait(lock, [this] { return phase() == ReloadPhase::kFailed; });
+  // While staging from a source it is the source that calls, and staging ends at its return.
+  if (phase() == ReloadPhase::kReady || request_.pushed) drop(aborted());
   return {};
 }
 
+void Reloader::expire() {
+  if (!is_over()) return;
+  const bool waits = !request_.commit_when_ready || request_.in_flight == InFlight::kDrain;
+  const bool ready = phase() == ReloadPhase::kReady && waits;
+  const bool pushes = phase() == ReloadPhase::kStaging && request_.pushed;
+  if (ready || (pushes && parts_.on_calling_thread)) drop(too_late(deadline_ns_));
+}
+
 void Reloader::wait_staged() {
+  if (parts_.on_calling_thread) return;
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return phase() != ReloadPhase::kStaging; });
 }
@@ -321,6 +411,12 @@ void Reloader::wait_verified() {
 bool Reloader::settle() {
   if (phase() != ReloadPhase::kVerifying) return false;
   if (parts_.on_calling_thread && !verify_error_) verify();
+  const bool undone = undo_unverified();
+  board_.announce();
+  return undone;
+}
+
+bool Reloader::undo_unverified() {
   const std::lock_guard lock(mutex_);
   if (!verify_error_) return false;
   if (transaction_->state() == reload::TransactionState::kPoisoned) {

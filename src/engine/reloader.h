@@ -1,6 +1,7 @@
 // Reloader: the reloads of an engine, one at a time. Opens, validates, plans, stages and prepares
-// on a thread of its own; commits on the engine thread between steps; verifies and frees the
-// previous weights on its own thread again. Owned by the engine; engine thread, except phase().
+// on a thread of its own, or on those that push; commits on the engine thread between steps;
+// verifies and frees the previous weights on its own thread again. Owned by the engine; engine
+// thread, except phase(), status(), push() and end_push().
 // With ReloaderParts::on_calling_thread there is no other thread, so that a simulation can be
 // replayed.
 #pragma once
@@ -13,6 +14,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -20,6 +22,7 @@
 #include "base/clock.h"
 #include "config/model_config.h"
 #include "engine/injected_faults.h"
+#include "engine/reload_board.h"
 #include "engine/reload_request.h"
 #include "holdfast/engine.h"
 #include "reload/transaction.h"
@@ -40,6 +43,8 @@ struct ReloaderParts {
   // begin() stages and prepares before it returns; settle() and wait_verified() verify. A source
   // may run steps, or abort the reload, while it is read.
   bool on_calling_thread = false;
+  // As EngineOptions::on_reload_change.
+  std::function<void()> on_change;
 };
 
 class Reloader {
@@ -56,11 +61,25 @@ class Reloader {
   // Errors: kFailedPrecondition while a reload is open. Whatever is wrong with the directory shows
   // as phase kFailed and in failure().
   Status begin(ReloadRequest request);
-  ReloadPhase phase() const { return phase_.load(std::memory_order_acquire); }
+  ReloadPhase phase() const { return board_.phase(); }
+  ReloadStatus status() const { return board_.status(clock_.now_ns()); }
+  InFlight in_flight() const { return request_.in_flight; }
   bool wants_commit() const { return phase() == ReloadPhase::kReady && request_.commit_when_ready; }
 
   // What begin would do with the live weights; touches nothing. Errors: what would fail it.
   Result<reload::ReloadPlan> plan(const ReloadRequest& request) const;
+
+  // A reload whose bytes come by push(), as Engine::begin_push: planned before it returns its id.
+  // Whoever pushes may vanish: the reload stays open until its deadline or abort(). Errors: those
+  // of begin, of make_push_source and of the plan; no reload is open then.
+  Result<std::uint64_t> begin_push(std::span<const TensorInfo> tensors, ReloadRequest request);
+  // As Engine::push and Engine::end_push. Any thread, one after the other; the reloader must
+  // outlive the call. An abort() meanwhile ends them with kCancelled at the next chunk.
+  Status push(std::uint64_t reload_id, const std::string& tensor, std::uint64_t offset_bytes,
+              std::span<const std::byte> bytes);
+  Status end_push(std::uint64_t reload_id);
+  // At a boundary: ends a reload that waits for the caller beyond its deadline.
+  void expire();
 
   // In the quiet moment. Allocates nothing and reads no file unless it fails, or streams: then it
   // takes as long as the source does.
@@ -70,7 +89,8 @@ class Reloader {
   // Drops an open reload that is not committed. Errors: kFailedPrecondition.
   Status abort();
 
-  // Until it is no longer staging.
+  // Until it is no longer staging; with on_calling_thread nobody would push meanwhile, so that a
+  // pushed one may still be.
   void wait_staged();
   // Until a committed one is verified, successfully or not.
   void wait_verified();
@@ -93,12 +113,28 @@ class Reloader {
   };
   Result<Planned> open_and_plan(const ReloadRequest& request) const;
   Result<std::unique_ptr<reload::Source>> open_source(const ReloadRequest& request) const;
-  Status begin_transaction(reload::ReloadPlan plan);
+  Status check_none_open(const ReloadRequest& request) const;
+  // Closes the last reload's books and opens those of the next, which is then staging.
+  void open_books(ReloadRequest request, storage::TransactionId id);
+  std::int64_t deadline_of(const ReloadRequest& request) const;
+  Result<std::unique_ptr<reload::Transaction>> begin_transaction(const ReloadRequest& request,
+                                                                 storage::TransactionId id,
+                                                                 std::int64_t deadline_ns,
+                                                                 reload::ReloadPlan plan);
+  void take_config(const config::ModelConfig& next);
   void run();  // the thread's life
+  Command await_command();
   Status stage();
   void end_staging(const Status& staged);
-  void drop();
+  bool is_over() const;
+  void drop(const Error& why);
   void verify();
+  bool undo_unverified();
+  Status check_taking(std::uint64_t reload_id, const std::string& what) const;
+  Status push_one(std::uint64_t reload_id, const std::string& tensor, std::uint64_t offset_bytes,
+                  std::span<const std::byte> bytes);
+  Status stage_pushed();
+  Status end_one(std::uint64_t reload_id);
   void finish(ReloadPhase phase, std::optional<Error> error);
   ReloadReport make_report() const;
 
@@ -110,10 +146,14 @@ class Reloader {
   std::int64_t deadline_ns_ = 0;
   std::thread thread_;
   std::atomic<bool> cancel_{false};
-  std::atomic<ReloadPhase> phase_{ReloadPhase::kNone};
+  ReloadBoard board_;
+  storage::TransactionId id_;  // of the open or the last reload
   std::string poisoned_;
   bool was_poisoned_ = false;  // before the last commit
 
+  // Held by a push for as long as it takes. A pushed reload leaves kStaging only under it, so that
+  // the transaction is the pusher's until then. Taken before mutex_, never by the commit.
+  std::mutex push_mutex_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   Command command_ = Command::kNone;

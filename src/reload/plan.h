@@ -73,6 +73,8 @@ struct PlanOptions {
   // With kApply: the constant slots' new bytes by slot name.
   std::map<std::string, std::vector<std::byte>> constant_values = {};
   UndoPolicy undo = UndoPolicy::kNone;
+  // The source pushes: its host peak is that of the worst order, and nothing can be streamed.
+  bool pushed = false;
   // By tensor name: XXH3-128 of the source's bytes. Tensors not listed are not checked.
   std::map<std::string, base::Digest> expected_digests = {};
 };

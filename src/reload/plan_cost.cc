@@ -106,10 +106,17 @@ Status declare_cost(const storage::Registry& registry, const PlanOptions& option
   if (any_cast(plan)) plan.peak_host_bytes += kStageChunkBytes;
   if (any_alias(plan)) plan.peak_host_bytes += kStageChunkBytes;
   plan.peak_host_bytes_pushed = pushed_bytes(registry, plan);
+  if (options.pushed) plan.peak_host_bytes = plan.peak_host_bytes_pushed;
   for (std::size_t i = 0; i < kCommitStrategies.size(); ++i) {
     plan.costs[i] = cost_of(kCommitStrategies[i], arena_bytes, arenas.size(), options, plan);
   }
-  const bool streams = plan.peak_host_bytes <= kMaxStreamBufferBytes;
+  if (options.pushed && options.strategy == CommitStrategy::kStream) {
+    return make_error(ErrorCode::kUnsupported,
+                      "{}: stream reads its source inside the commit, and a push has none that "
+                      "could be read then: use remap or copy",
+                      plan.source);
+  }
+  const bool streams = !options.pushed && plan.peak_host_bytes <= kMaxStreamBufferBytes;
   const std::span<const StrategyCost> usable(plan.costs.data(), plan.costs.size() - !streams);
   plan.strategy_was_chosen = !options.strategy.has_value();
   if (options.strategy.has_value()) {

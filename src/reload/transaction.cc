@@ -56,7 +56,7 @@ Transaction::Transaction(storage::Registry& registry, ReloadPlan plan,
     : registry_(registry),
       plan_(std::move(plan)),
       options_(options),
-      id_(registry.next_transaction_id()),
+      id_(options.id.value != 0 ? options.id : registry.next_transaction_id()),
       impl_(std::make_unique<Impl>()) {}
 
 Result<std::unique_ptr<Transaction>> Transaction::begin(storage::Registry& registry,

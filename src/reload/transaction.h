@@ -59,6 +59,8 @@ struct TransactionOptions {
   std::int64_t deadline_ns = 0;  // 0: none
   // What Registry::label() says after the commit.
   std::string label = {};
+  // Of the registry's next_transaction_id(); 0: the transaction asks for one.
+  storage::TransactionId id = {};
 };
 
 // A piece of a tensor from a source that pushes.

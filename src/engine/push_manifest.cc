@@ -1,0 +1,91 @@
+#include "engine/push_manifest.h"
+
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+#include "reload/scope.h"
+#include "tensor/dtype.h"
+
+namespace holdfast::engine {
+
+namespace {
+
+using reload::SourceTensor;
+
+Result<SourceTensor> announced(const TensorInfo& info) {
+  const auto dtype = tensor::dtype_from_safetensors(info.dtype);
+  if (!dtype) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      "pushed tensor {} is announced as dtype \"{}\", expected a name of "
+                      "safetensors: \"BF16\", \"F32\", \"U8\", ...",
+                      info.name, info.dtype);
+  }
+  auto shape = tensor::Shape::from_dims(info.shape);
+  if (!shape.ok()) return shape.error().with_context("pushed tensor " + info.name);
+  const auto bytes = tensor::byte_size(*dtype, *shape);
+  if (!bytes.ok()) return bytes.error().with_context("pushed tensor " + info.name);
+  return SourceTensor{.name = info.name, .dtype = *dtype, .shape = *shape};
+}
+
+tensor::DType pushed_dtype(const storage::ParameterSpec& parameter, const ReloadRequest& request) {
+  for (const reload::DeclaredCast& cast : request.plan.casts) {
+    if (cast.to == parameter.dtype && parameter.name.ends_with(cast.parameter)) return cast.from;
+  }
+  return parameter.dtype;
+}
+
+// Each selected row is an entry of its own, so that the plan waits for no other.
+void add_selected(const SourceTensor& tensor, const reload::ParameterSelection& selection,
+                  std::vector<SourceTensor>& to) {
+  if (selection.rows.empty()) return to.push_back(tensor);
+  for (const std::int64_t row : selection.rows) {
+    to.push_back(tensor);
+    to.back().rows = reload::RowRange{.begin = row, .count = 1};
+  }
+}
+
+}  // namespace
+
+std::vector<TensorInfo> loadable_tensors(const storage::Registry& registry) {
+  std::vector<TensorInfo> tensors;
+  tensors.reserve(registry.parameters().size());
+  for (const storage::ParameterSpec& parameter : registry.parameters()) {
+    const auto dims = parameter.shape.dims();
+    tensors.push_back({.name = parameter.name,
+                       .dtype = std::string(tensor::safetensors_dtype_name(parameter.dtype)),
+                       .shape = {dims.begin(), dims.end()}});
+  }
+  return tensors;
+}
+
+Result<std::unique_ptr<reload::Source>> make_push_source(const storage::Registry& registry,
+                                                         const config::ModelConfig& config,
+                                                         const ReloadRequest& request,
+                                                         std::span<const TensorInfo> tensors) {
+  if (tensors.size() > reload::kMaxSourceTensors) {
+    return make_error(ErrorCode::kResourceExhausted, "a push announces {} tensors, the limit is {}",
+                      tensors.size(), reload::kMaxSourceTensors);
+  }
+  HF_ASSIGN(const reload::Selection selection, reload::select(registry, request.plan.scope, {}));
+  reload::Manifest manifest{.description = request.directory, .config = config, .tensors = {}};
+  for (const TensorInfo& info : tensors) {
+    HF_ASSIGN(const SourceTensor tensor, announced(info));
+    // One that the scope does not take, or that nobody knows, is the plan's to refuse.
+    const auto id = registry.find_parameter(info.name);
+    const bool fits = id && registry.parameters()[id->index()].shape == tensor.shape;
+    add_selected(tensor, fits ? selection.parameters[id->index()] : reload::ParameterSelection{},
+                 manifest.tensors);
+  }
+  for (std::size_t i = 0; tensors.empty() && i < registry.parameters().size(); ++i) {
+    if (!selection.parameters[i].any) continue;
+    const storage::ParameterSpec& parameter = registry.parameters()[i];
+    add_selected({.name = parameter.name,
+                  .dtype = pushed_dtype(parameter, request),
+                  .shape = parameter.shape},
+                 selection.parameters[i], manifest.tensors);
+  }
+  return reload::make_manifest_source(std::move(manifest));
+}
+
+}  // namespace holdfast::engine
