@@ -73,10 +73,10 @@ Result<RequestId> EngineCore::submit(Request request) {
 
 Result<std::vector<Event>> EngineCore::step() {
   HF_TRY(reach_boundary());
-  HF_TRY(requests_->admit([this](std::int32_t row, std::span<const std::int32_t> pages) {
+  HF_TRY(requests_->plan(epoch(), [this](std::int32_t row, std::span<const std::int32_t> pages) {
     return runtime_->write_block_table(row, pages);
   }));
-  const StepBatch& batch = requests_->plan_batch();
+  const StepBatch& batch = requests_->batch();
   if (!batch.rows.empty()) {
     HF_TRY(runtime_->run(batch));
     HF_TRY(requests_->take_results(
@@ -96,15 +96,43 @@ Status EngineCore::reach_boundary() {
   reloader_->expire();
   if (reloader_->wants_commit()) {
     // A commit that fails has left the weights as they were, and the report says why; or it has
-    // poisoned them, and the next line says so.
-    static_cast<void>(reloader_->commit());
+    // poisoned them, and the next line says so; or requests still have to end.
+    static_cast<void>(commit_ready());
   }
+  const bool drains = draining_ && reload_phase() == ReloadPhase::kReady;
+  requests_->hold_admission(held_ || drains);
   return check_not_poisoned();
 }
 
 void EngineCore::settle_reload() {
   if (!reloader_->settle()) return;
+  if (reloader_->last_report()->state == "rolled_back") ++roll_backs_;
   requests_->abort_computed_after(reloader_->last_report()->from_epoch);
+  requests_->enter_epoch(epoch());
+}
+
+// In the quiet moment: the weights change, and then what becomes of requests that had begun.
+Status EngineCore::commit_ready() {
+  const InFlight policy = reloader_->in_flight();
+  draining_ = policy == InFlight::kDrain;
+  if (draining_ && reload_phase() == ReloadPhase::kReady && requests_->started() > 0) {
+    return make_error(ErrorCode::kFailedPrecondition,
+                      "{} requests run, and the reload is to wait for their end (in_flight "
+                      "\"drain\"): none starts meanwhile; step until they have ended",
+                      requests_->started());
+  }
+  HF_TRY(reloader_->commit());
+  ++commits_;
+  requests_->enter_epoch(epoch());
+  requests_->apply(policy);
+  return {};
+}
+
+EngineStats EngineCore::stats() const {
+  EngineStats stats = requests_->stats();
+  stats.commits = commits_;
+  stats.roll_backs = roll_backs_;
+  return stats;
 }
 
 Status EngineCore::check_not_poisoned() const {
@@ -131,7 +159,7 @@ Result<std::uint64_t> EngineCore::begin_push(const std::vector<TensorInfo>& tens
 
 Status EngineCore::commit_reload() {
   settle_reload();
-  return reloader_->commit();
+  return commit_ready();
 }
 
 Result<ReloadReport> EngineCore::finish_reload() {
@@ -145,8 +173,11 @@ Result<ReloadReport> EngineCore::finish_reload() {
                       "them",
                       reload_status().id);
   }
-  // Its error is the reload's failure, below.
-  if (reload_phase() == ReloadPhase::kReady) static_cast<void>(reloader_->commit());
+  if (reload_phase() == ReloadPhase::kReady) {
+    const Status committed = commit_ready();
+    // Another error is the reload's failure, below.
+    if (reload_phase() == ReloadPhase::kReady) return committed.error();
+  }
   reloader_->wait_verified();
   settle_reload();
   if (reload_phase() == ReloadPhase::kFailed) return reloader_->failure();

@@ -38,6 +38,10 @@ class EngineCore {
   Result<std::vector<Event>> between_steps();
   bool idle() const { return requests_->idle(); }
   Status cancel(RequestId request) { return requests_->cancel(request); }
+  std::size_t cancel_all(bool waiting) { return requests_->cancel_all(waiting); }
+  void hold_admission(bool held) { held_ = held; }
+  void reset_prefix_cache() { requests_->forget_prefixes(); }
+  EngineStats stats() const;
 
   Status begin_reload(const std::string& directory, const ReloadOptions& options);
   ReloadPhase reload_phase() const { return reloader_->phase(); }
@@ -69,12 +73,16 @@ class EngineCore {
   EngineCore() = default;
   Status reach_boundary();
   void settle_reload();
+  Status commit_ready();
   Status check_not_poisoned() const;
 
   base::SteadyClock steady_clock_;  // unless the parts bring a clock
   std::unique_ptr<Runtime> runtime_;
   std::unique_ptr<RequestQueue> requests_;
   std::unique_ptr<Reloader> reloader_;
+  bool held_ = false;      // by the caller
+  bool draining_ = false;  // the ready reload waits for what runs
+  std::uint64_t commits_ = 0, roll_backs_ = 0;
 };
 
 }  // namespace holdfast::engine

@@ -36,6 +36,11 @@ Status check_request(const Request& request, const Settings& settings,
                       "request field stop_token_ids holds {} ids, at most {} are allowed",
                       request.stop_token_ids.size(), kMaxStopTokens);
   }
+  if (request.cache_salt.size() > kMaxCacheSaltBytes) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      "request field cache_salt is {} bytes long, the most is {}",
+                      request.cache_salt.size(), kMaxCacheSaltBytes);
+  }
   HF_TRY(check_ids("prompt_ids", request.prompt_ids, vocabulary.size));
   HF_TRY(check_ids("stop_token_ids", request.stop_token_ids, vocabulary.size));
   return check_sampling(request.sampling);

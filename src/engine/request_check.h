@@ -10,6 +10,7 @@
 namespace holdfast::engine {
 
 inline constexpr std::size_t kMaxStopTokens = 256;
+inline constexpr std::size_t kMaxCacheSaltBytes = 256;
 
 // Errors: kInvalidArgument naming field, value and range.
 Status check_request(const Request& request, const Settings& settings,

@@ -181,14 +181,13 @@ TEST_F(Requests, AFieldOutOfRangeIsNamed) {
 TEST_F(Requests, TheQueueHasAnEnd) {
   Request request = greedy_request(prompts_[0]);
   std::vector<RequestId> ids;
-  for (std::size_t i = 0; i < kMaxWaitingRequests; ++i) {
-    ids.push_back(core_->submit(request).value());
-  }
+  const auto most = static_cast<std::size_t>(EngineOptions().max_waiting);
+  for (std::size_t i = 0; i < most; ++i) ids.push_back(core_->submit(request).value());
   const auto one_more = core_->submit(request);
   ASSERT_FALSE(one_more.ok());
   EXPECT_EQ(one_more.error().code(), ErrorCode::kResourceExhausted);
   for (auto id = ids.rbegin(); id != ids.rend(); ++id) ASSERT_TRUE(core_->cancel(*id).ok());
-  EXPECT_EQ(core_->step()->size(), kMaxWaitingRequests);
+  EXPECT_EQ(core_->step()->size(), most);
   EXPECT_TRUE(core_->idle());
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/assert.h"
 #include "base/error.h"
 
 namespace holdfast {
@@ -93,6 +94,18 @@ std::optional<FinishReason> Results::reason_to_finish(const Sequence& sequence) 
 
 void Results::end(Sequence& sequence, FinishReason reason) {
   emit(sequence, std::nullopt, reason);
+}
+
+void Results::restart(Sequence& sequence) {
+  HF_ASSERT(sequence.computed_tokens == 0, "the keys and values of void tokens are still there");
+  if (sequence.taken_tokens > 0) {
+    events_.push_back({.request = sequence.id, .token = {}, .prompt_logprobs = {},
+                       .finish_reason = {}, .restarted = true});
+  }
+  sequence.tokens.resize(static_cast<std::size_t>(sequence.prompt_tokens));
+  sequence.prompt_logprobs.clear();
+  sequence.taken_tokens = sequence.cached_tokens = 0;
+  sequence.last_epoch = 0;
 }
 
 void Results::emit(Sequence& sequence, std::optional<Token> token,

@@ -40,6 +40,9 @@ class Results {
               std::uint64_t epoch);
   // Ends a sequence without a token.
   void end(Sequence& sequence, FinishReason reason);
+  // Back to its prompt; an event says so when anything has been told of it. Asserts that it has no
+  // keys and values.
+  void restart(Sequence& sequence);
 
   bool has_events() const { return !events_.empty(); }
   std::vector<Event> take_events();

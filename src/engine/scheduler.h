@@ -1,4 +1,6 @@
 // Scheduler: what the next step does, as pure functions of the queues. Any thread.
+// Requests stand in one order, of priority and then of submission: whoever goes first is served
+// first, and whoever goes last gives way.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +14,10 @@ struct StepLimits {
   std::int64_t prefill_chunk = 0;  // prompt rows in one step
 };
 
-// A running sequence, in the order of admission.
+// A running sequence, in the order of service.
 struct SequenceProgress {
-  std::int64_t prompt_tokens = 0;
-  std::int64_t computed_tokens = 0;  // whose keys and values are in the cache
+  std::int64_t known_tokens = 0;     // of prompt and output
+  std::int64_t computed_tokens = 0;  // whose keys and values are in the cache; fewer than known
 };
 
 // Rows [begin, begin + count) of one running sequence.
@@ -26,20 +28,30 @@ struct StepChunk {
   friend bool operator==(const StepChunk&, const StepChunk&) = default;
 };
 
-// One row for every sequence past its prompt, in order; then prompt rows, first come first served,
-// up to prefill_chunk and what max_rows leaves. Empty when nothing runs. Progress is certain as
-// long as max_rows is at least the number of running sequences.
+// One row for every sequence that has one token left to compute, in order; then rows of those that
+// have more (a prompt, or what a preempted request had), the first in order first, up to
+// prefill_chunk and what max_rows leaves. Empty when nothing runs. The first in order always
+// advances as long as max_rows is at least the number of running sequences.
 std::vector<StepChunk> plan_step(std::span<const SequenceProgress> running,
                                  const StepLimits& limits);
 
-// How many of the waiting requests start now, first come first served: each needs a sequence row
-// and pages for all that it may ever store, so that none is put back later. A request that does not
-// fit holds back those behind it: nobody starves.
+// Whether the first of the waiting requests starts now. One that does not fit holds back those
+// behind it: nobody starves.
 struct AdmissionState {
-  std::span<const std::int64_t> waiting_pages;  // pages that each waiting request will reserve
   std::int64_t free_sequences = 0;
-  std::int64_t free_pages = 0;
+  std::int64_t available_pages = 0;
+  std::int64_t promised_pages = 0;  // that running sequences still need for the tokens they know
 };
-std::size_t plan_admission(const AdmissionState& state);
+// `pages`: what the request needs for the tokens that it knows.
+bool plan_admission(const AdmissionState& state, std::int64_t pages);
+
+// The KV pages of a running sequence.
+struct PageDemand {
+  std::int64_t more = 0;      // that its rows of this step need
+  std::int64_t given_up = 0;  // that would be available once it is preempted
+};
+// How many of the running sequences go on, from the first in order: the most whose demands the
+// pages of all others cover, and at least one. Those after them are preempted.
+std::size_t plan_preemption(std::span<const PageDemand> running, std::int64_t available_pages);
 
 }  // namespace holdfast::engine

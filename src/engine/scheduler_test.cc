@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include "engine/graph_set.h"
-#include "engine/kv_cache.h"
 #include "engine/settings.h"
 
 namespace holdfast::engine {
@@ -11,69 +10,54 @@ namespace {
 
 TEST(Scheduler, DecodeRowsComeFirstThenPromptRowsInOrder) {
   const std::vector<SequenceProgress> running = {
-      {.prompt_tokens = 100, .computed_tokens = 64},  // a prompt under way
-      {.prompt_tokens = 5, .computed_tokens = 9},     // decoding
-      {.prompt_tokens = 40, .computed_tokens = 0},    // a new prompt
-      {.prompt_tokens = 3, .computed_tokens = 3}};    // decoding its second token
+      {.known_tokens = 100, .computed_tokens = 64},  // a prompt under way
+      {.known_tokens = 10, .computed_tokens = 9},    // decoding
+      {.known_tokens = 40, .computed_tokens = 0},    // a new prompt
+      {.known_tokens = 4, .computed_tokens = 3}};    // decoding
   EXPECT_EQ(plan_step(running, {.max_rows = 64, .prefill_chunk = 64}),
             (std::vector<StepChunk>{{1, 9, 1}, {3, 3, 1}, {0, 64, 36}, {2, 0, 26}}));
 }
 
 TEST(Scheduler, PromptRowsStopAtTheChunk) {
-  const std::vector<SequenceProgress> running = {{.prompt_tokens = 100, .computed_tokens = 10}};
+  const std::vector<SequenceProgress> running = {{.known_tokens = 100, .computed_tokens = 10}};
   EXPECT_EQ(plan_step(running, {.max_rows = 64, .prefill_chunk = 7}),
             (std::vector<StepChunk>{{0, 10, 7}}));
 }
 
 TEST(Scheduler, APromptAdvancesEvenWhenAllOthersDecode) {
-  std::vector<SequenceProgress> running(8, {.prompt_tokens = 1, .computed_tokens = 4});
-  running.back() = {.prompt_tokens = 50, .computed_tokens = 0};
+  std::vector<SequenceProgress> running(8, {.known_tokens = 5, .computed_tokens = 4});
+  running.front() = {.known_tokens = 50, .computed_tokens = 0};
   const auto chunks = plan_step(running, {.max_rows = 8, .prefill_chunk = 1});
   ASSERT_EQ(chunks.size(), 8u);
-  EXPECT_EQ(chunks.back(), (StepChunk{7, 0, 1}));
+  EXPECT_EQ(chunks.back(), (StepChunk{0, 0, 1}));
 }
 
 TEST(Scheduler, NothingRunningIsAnEmptyStep) {
   EXPECT_TRUE(plan_step({}, {.max_rows = 8, .prefill_chunk = 8}).empty());
 }
 
-TEST(Scheduler, AdmissionIsFirstComeFirstServed) {
-  const std::vector<std::int64_t> pages = {3, 9, 1};
-  EXPECT_EQ(plan_admission({pages, 8, 100}), 3u);
-  EXPECT_EQ(plan_admission({pages, 2, 100}), 2u);
-  EXPECT_EQ(plan_admission({pages, 8, 12}), 2u);
-  // The second does not fit, and the third must not overtake it.
-  EXPECT_EQ(plan_admission({pages, 8, 11}), 1u);
-  EXPECT_EQ(plan_admission({pages, 0, 100}), 0u);
+TEST(Scheduler, ARequestStartsWhenARowAndThePagesOfItsTokensAreThere) {
+  EXPECT_TRUE(plan_admission({.free_sequences = 1, .available_pages = 5}, 5));
+  EXPECT_FALSE(plan_admission({.free_sequences = 0, .available_pages = 5}, 1));
+  EXPECT_FALSE(plan_admission({.free_sequences = 1, .available_pages = 5}, 6));
+  // What others still need is not to be had.
+  EXPECT_FALSE(
+      plan_admission({.free_sequences = 1, .available_pages = 5, .promised_pages = 1}, 5));
+  EXPECT_TRUE(
+      plan_admission({.free_sequences = 1, .available_pages = 5, .promised_pages = 1}, 4));
 }
 
-TEST(KvCache, PagesAreGivenOnceAndComeBack) {
-  KvCache cache(5, 16, 3);
-  ASSERT_TRUE(cache.reserve(0, 33).ok());
-  ASSERT_TRUE(cache.reserve(1, 1).ok());
-  EXPECT_EQ(cache.free_pages(), 1);
-  EXPECT_EQ(std::vector<std::int32_t>(cache.pages(0).begin(), cache.pages(0).end()),
-            (std::vector<std::int32_t>{0, 1, 2}));
-  EXPECT_EQ(cache.slot_of(0, 0), 0);
-  EXPECT_EQ(cache.slot_of(0, 32), 32);
-  EXPECT_EQ(cache.slot_of(1, 0), 48);
-  const Status full = cache.reserve(2, 17);
-  ASSERT_FALSE(full.ok());
-  EXPECT_EQ(full.error().code(), ErrorCode::kResourceExhausted);
-  EXPECT_EQ(cache.free_pages(), 1);
-  cache.release(0);
-  EXPECT_EQ(cache.free_pages(), 4);
-  ASSERT_TRUE(cache.reserve(2, 64).ok());
-  EXPECT_EQ(cache.free_pages(), 0);
-  cache.release(1);
-  cache.release(2);
-  EXPECT_EQ(cache.free_pages(), 5);
-}
-
-TEST(KvCache, APositionThatIsNotReservedIsAProgrammersError) {
-  KvCache cache(5, 16, 1);
-  ASSERT_TRUE(cache.reserve(0, 16).ok());
-  EXPECT_DEATH(static_cast<void>(cache.slot_of(0, 16)), "not reserved");
+TEST(Scheduler, TheLastInOrderGiveWayUntilTheOthersHaveTheirPages) {
+  const std::vector<PageDemand> running = {
+      {.more = 1, .given_up = 4}, {.more = 1, .given_up = 3}, {.more = 0, .given_up = 2}};
+  EXPECT_EQ(plan_preemption(running, 2), 3u);
+  EXPECT_EQ(plan_preemption(running, 1), 2u) << "the third wants nothing, and goes last";
+  EXPECT_EQ(plan_preemption({}, 0), 0u);
+  const std::vector<PageDemand> greedy = {{.more = 4, .given_up = 1}, {.more = 1, .given_up = 1}};
+  EXPECT_EQ(plan_preemption(greedy, 1), 1u) << "the first in order goes on in any case";
+  // One that wants much makes room for those before it merely by leaving.
+  const std::vector<PageDemand> last = {{.more = 1, .given_up = 9}, {.more = 7, .given_up = 0}};
+  EXPECT_EQ(plan_preemption(last, 1), 1u);
 }
 
 TEST(GraphSet, RowCountsAreThoseOfDecodeBatchesAndTheLargestStep) {
@@ -120,6 +104,8 @@ TEST(Settings, AnOptionOutOfRangeIsNamedWithItsValue) {
       {"max_sequences", [](EngineOptions& o) { o.max_sequences = 1 << 20; }},
       {"prefill_chunk", [](EngineOptions& o) { o.prefill_chunk = 0; }},
       {"prefill_chunk", [](EngineOptions& o) { o.prefill_chunk = 1 << 20; }},
+      {"max_waiting", [](EngineOptions& o) { o.max_waiting = 0; }},
+      {"max_waiting", [](EngineOptions& o) { o.max_waiting = std::int64_t{1} << 40; }},
       {"kv_tokens", [](EngineOptions& o) { o.kv_tokens = 1023; }},
       {"kv_tokens", [](EngineOptions& o) { o.kv_tokens = std::int64_t{1} << 40; }},
       {"kv_tokens", [](EngineOptions& o) { o.kv_tokens = -5; }},

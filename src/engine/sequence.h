@@ -20,13 +20,21 @@ struct Sequence {
   // Positions whose results have been taken. It does not fall when keys and values are lost, so
   // that computing them again says nothing twice.
   std::int64_t taken_tokens = 0;
+  // Prompt positions that a cached prefix spared the request, before its first event.
+  std::int64_t cached_tokens = 0;
   std::int32_t row = -1;                // of the block tables; -1: waits
+  bool started = false;                 // it has run, so that a held admission does not stop it
   std::uint64_t last_epoch = 0;         // of the last step that computed a position
   std::vector<float> prompt_logprobs;   // until the first event
   bool ended = false;
 
   std::int64_t known_tokens() const { return static_cast<std::int64_t>(tokens.size()); }
   std::int64_t output_tokens() const { return known_tokens() - prompt_tokens; }
+  // A request that wants to know something of each prompt position has to compute it.
+  bool may_use_cached_prefix() const {
+    return !request.prompt_logits && !request.prompt_logprobs && !request.routed_experts &&
+           !request.prompt_top_logprobs;
+  }
   // Whether the step that computes `position` has to bring its logits.
   bool wants_logits(std::int64_t position) const {
     if (position < taken_tokens) return false;

@@ -74,11 +74,14 @@ Result<Settings> resolve_settings(const EngineOptions& options,
   HF_TRY(check_range("threads (0: all cores)", options.threads, 0, kMaxThreads));
   HF_TRY(check_range("max_sequences", options.max_sequences, 1, kMaxSequences));
   HF_TRY(check_range("prefill_chunk", options.prefill_chunk, 1, kMaxPrefillChunk));
+  HF_TRY(check_range("max_waiting", options.max_waiting, 1, kMaxWaiting));
   Settings settings;
   settings.model_directory = options.model_directory;
   settings.threads = options.threads;
   settings.max_sequences = options.max_sequences;
   settings.prefill_chunk = options.prefill_chunk;
+  settings.max_waiting = options.max_waiting;
+  settings.prefix_cache = options.prefix_cache;
   settings.max_rows = std::max(options.prefill_chunk, options.max_sequences);
   HF_TRY(resolve_context(options, config, settings));
   HF_TRY(resolve_kv(options, settings));

@@ -21,6 +21,7 @@ inline constexpr std::int64_t kMaxPrefillChunk = 8192;
 inline constexpr std::int64_t kDefaultMaxContext = 4096;
 inline constexpr std::int64_t kDefaultKvTokens = 65536;
 inline constexpr std::int64_t kMaxKvTokens = std::int64_t{1} << 26;
+inline constexpr std::int64_t kMaxWaiting = std::int64_t{1} << 20;
 inline constexpr std::int64_t kPageSize = 16;  // tokens in a KV page
 
 enum class KernelsKind : std::uint8_t { kFast, kReference };
@@ -33,6 +34,8 @@ struct Settings {
   std::int64_t prefill_chunk = 0;
   std::int64_t max_rows = 0;    // of one step
   std::int64_t page_count = 0;  // KV pages of kPageSize tokens per layer
+  std::int64_t max_waiting = 0;
+  bool prefix_cache = true;
   KernelsKind kernels = KernelsKind::kFast;
   std::optional<experts::ExpertsBackendKind> experts;
   reload::CommitStrategy commit = reload::CommitStrategy::kRemap;
