@@ -54,6 +54,10 @@ Result<std::vector<Event>> Engine::between_steps() {
 }
 bool Engine::idle() const { return impl_->core->idle(); }
 Status Engine::cancel(RequestId request) { return impl_->core->cancel(request); }
+std::size_t Engine::cancel_all(bool waiting) { return impl_->core->cancel_all(waiting); }
+void Engine::hold_admission(bool held) { impl_->core->hold_admission(held); }
+void Engine::reset_prefix_cache() { impl_->core->reset_prefix_cache(); }
+EngineStats Engine::stats() const { return impl_->core->stats(); }
 
 Status Engine::begin_reload(const std::string& directory, const ReloadOptions& options) {
   return impl_->core->begin_reload(directory, options);
