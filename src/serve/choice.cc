@@ -1,9 +1,21 @@
 #include "serve/choice.h"
 
+#include <algorithm>
+
 namespace holdfast::serve {
 
 std::string_view version_name(std::string_view label) {
   return label.empty() ? std::string_view("default") : label;
+}
+
+void TopFilter::apply(std::vector<TokenLogprob>& top) const {
+  if (top.size() <= most) return;
+  std::size_t kept = most;
+  for (std::size_t i = most; i < top.size(); ++i) {
+    if (std::binary_search(ids.begin(), ids.end(), top[i].id)) top[kept++] = top[i];
+  }
+  top.resize(kept);
+  top.shrink_to_fit();
 }
 
 void Choice::take(const Output& output) {
@@ -32,6 +44,7 @@ void Choice::take(const Output& output) {
     versions.back().end = at + 1;
     tokens.push_back(*event.token);
     top.push_back(event.top_logprobs);
+    filter.apply(top.back());
     routed_experts.insert(routed_experts.end(), event.routed_experts.begin(),
                           event.routed_experts.end());
   }

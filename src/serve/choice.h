@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -24,6 +25,13 @@ struct VersionSpan {
   std::size_t start = 0, end = 0;
 };
 
+// Which of the likeliest tokens of a position a reply needs: the first `most`, and these ids.
+struct TopFilter {
+  std::size_t most = std::numeric_limits<std::size_t>::max();
+  std::vector<std::int32_t> ids = {};  // sorted
+  void apply(std::vector<TokenLogprob>& top) const;
+};
+
 struct Choice {
   std::size_t index = 0;          // in the reply
   std::size_t prompt = 0;         // which of the request's prompts
@@ -39,6 +47,7 @@ struct Choice {
   std::optional<FinishReason> finish = {};
   std::string stop_string = {};
   std::optional<std::int32_t> stop_token = {};
+  TopFilter filter = {};
 
   // Takes one event. A restart voids everything that came before.
   void take(const Output& output);

@@ -129,6 +129,9 @@ Generation::Generation(GenerationPorts ports, GenerationPlan& plan,
     choices_[i].index = i;
     choices_[i].prompt = i / per_prompt_;
     choices_[i].prompt_ids = plan.requests[i].prompt_ids;
+    if (choices_[i].prompt < plan.filters.size()) {
+      choices_[i].filter = plan.filters[choices_[i].prompt];
+    }
     lanes_[i].begin_ns = clock_.now_ns();
     lanes_[i].max_tokens = plan.requests[i].max_tokens;
   }

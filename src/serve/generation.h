@@ -47,6 +47,7 @@ struct GenerationPlan {
   // Of each prompt, the names by which it may be aborted.
   std::vector<std::vector<std::string>> names = {};
   bool stream = false;
+  std::vector<TopFilter> filters = {};  // of each prompt; empty: everything is kept
 };
 
 class Generation;

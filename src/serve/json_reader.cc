@@ -203,8 +203,11 @@ std::optional<ApiError> JsonDocument::parse(std::string_view body, JsonDocument&
 }
 
 void RequestErrors::add(std::string param, std::string message) {
-  if (first_) return;
-  first_ = ApiError{.status = 400, .message = std::move(message), .param = std::move(param)};
+  add({.status = 400, .message = std::move(message), .param = std::move(param)});
+}
+
+void RequestErrors::add(ApiError error) {
+  if (!first_) first_ = std::move(error);
 }
 
 // ------------------------------------------------------------------------------ fields

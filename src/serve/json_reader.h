@@ -78,7 +78,8 @@ class JsonDocument {
 // The first thing that is wrong with a request; what comes later is not looked at.
 class RequestErrors {
  public:
-  void add(std::string param, std::string message);
+  void add(std::string param, std::string message);  // a 400
+  void add(ApiError error);
   bool any() const { return first_.has_value(); }
   const std::optional<ApiError>& first() const { return first_; }
 
