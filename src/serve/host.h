@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,9 @@ struct Output {
 // Called for every event of one request, in order; never after the one with a finish_reason.
 using Sink = std::function<void(const Output&)>;
 
+// A device error is not final: the step is tried again this often before the host fails.
+inline constexpr int kMaxStepRetries = 3;
+
 // A reload that has ended, for the timeline.
 struct ReloadRecord {
   ReloadReport report;
@@ -44,12 +48,13 @@ struct HostSnapshot {
   std::string version;
   bool paused = false, pausing = false, sleeping = false, draining = false;
   bool poisoned = false;
-  bool failed = false;          // the engine thread has ended with `failure`
+  bool failed = false;          // no step will run again; `failure` says why
   std::string failure;          // why poisoned or failed
   ReloadStatus reload;
   std::vector<ReloadRecord> reloads;  // the last kMaxReloadRecords, oldest first
   double paused_seconds = 0;          // in all, since start
-  std::uint64_t step_gap_us_max_at_commit = 0;  // the longest time between two steps over a commit
+  // The longest time from the end of a step to the end of the next one, which a commit came before.
+  std::uint64_t step_gap_us_max_at_commit = 0;
 };
 inline constexpr std::size_t kMaxReloadRecords = 64;
 
@@ -58,6 +63,8 @@ struct HostObserver {
   std::function<void(double seconds, std::uint64_t rows)> on_step;
   std::function<void(const ReloadReport&)> on_reload;
 };
+
+class HostLoop;  // serve/host_loop.h: the thread itself
 
 class EngineHost {
  public:
@@ -78,9 +85,10 @@ class EngineHost {
   // As cancel, for all that run and wait; `done` gets their number.
   void cancel_all(std::function<void(std::size_t)> done);
 
-  // --- pausing. `done` is called once no step runs any more; idempotent: a pause while paused (or
-  // while pausing, in whatever mode) answers when that is reached. New requests are accepted and
-  // wait.
+  // --- pausing. `done` is called once no step runs any more, at once where that is so already:
+  // idempotent. A pause on top of another one, reached or not, adds what its mode does (kKeep
+  // freezes those that kWait waits for; kAbort ends all that are there). New requests are accepted
+  // and wait.
   void pause(PauseMode mode, std::function<void()> done);
   // Errors (to done): kPoisoned, kFailedPrecondition while asleep. Resume while not paused is done
   // at once.
@@ -106,10 +114,15 @@ class EngineHost {
   // Errors (to done): kFailedPrecondition when none is open, or it is another one (0: whichever).
   void abort_reload(std::uint64_t reload_id, std::function<void(Status)> done);
 
+  // The label of the weights from the next token on, until a commit brings another. (One that
+  // brings none leaves it.)
+  void set_version(std::string version, std::function<void()> done);
+
   // Runs between two steps, in order of the calls; also while paused.
   void post(std::function<void(Engine&)> task);
 
-  // No new request is accepted (kFailedPrecondition); `done` once those that are there have ended.
+  // No new request is accepted (kFailedPrecondition); `done` once those that are there have ended
+  // (frozen ones do not end: resume, or cancel_all).
   void drain(std::function<void()> done);
 
   HostSnapshot snapshot() const;
@@ -122,9 +135,8 @@ class EngineHost {
   const std::string& model_directory() const;
 
  private:
-  struct Impl;
-  explicit EngineHost(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  explicit EngineHost(std::unique_ptr<HostLoop> loop);
+  std::unique_ptr<HostLoop> loop_;
 };
 
 }  // namespace holdfast::serve
