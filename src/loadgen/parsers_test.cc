@@ -146,7 +146,7 @@ TEST(HttpResponse, AChunkedBodyIsTheSameWhereverItIsCut) {
 
 TEST(HttpResponse, BytesAfterTheBodyAreLeftForTheNextResponse) {
   ResponseParser parser;
-  const std::string text = "HTTP/1.1 429 Too Many\r\nContent-Length: 2\r\nRetry-After: 3\r\n\r\nabX";
+  const std::string text = "HTTP/1.1 429 No\r\nContent-Length: 2\r\nRetry-After: 3\r\n\r\nabX";
   const Read got = read(parser, text, {});
   EXPECT_EQ(got.used, text.size() - 1);
   EXPECT_EQ(got.body, "ab");
