@@ -66,20 +66,28 @@ class ChatFormat {
                                                   std::string_view name);
   virtual ~ChatFormat() = default;
   virtual std::string name() const = 0;
-  // Errors: kInvalidArgument naming message and field (an unknown role, a tool's answer without its
-  // call, no messages, text that is not UTF-8); kUnsupported (tools where the format has none).
+  // Instructions of the first messages (system, developer) stand where the format has them; text
+  // never becomes a special token. Errors: kInvalidArgument naming message and field (an unknown
+  // role, a tool's answer without its call, no messages, text that is not UTF-8, continue_final
+  // after another's message than the assistant's); kUnsupported (tools where the format has none);
+  // kResourceExhausted over a limit on messages or tools.
   virtual Result<std::vector<std::int32_t>> render(std::span<const ChatMessage> messages,
                                                    const ChatOptions& options) const = 0;
   virtual std::vector<std::int32_t> stop_token_ids() const = 0;
 
+  // Total: whatever a model writes becomes content at the worst. Messages that go to the same place
+  // are told apart by a line end between them.
   class Reply {
    public:
     virtual ~Reply() = default;
+    // An id that no token has adds nothing, nor does one behind the end of the turn.
     virtual Result<ChatDelta> push(std::int32_t id) = 0;
     virtual ChatDelta finish() = 0;  // what was held back
   };
-  // Reads what follows a rendered prompt.
-  virtual std::unique_ptr<Reply> reply() const = 0;
+  // Reads what follows a rendered prompt; `continued`: one that continue_final left open, which
+  // goes on in the content.
+  virtual std::unique_ptr<Reply> reply(bool continued) const = 0;
+  std::unique_ptr<Reply> reply() const { return reply(false); }
 };
 
 }  // namespace holdfast

@@ -45,6 +45,7 @@ class Tokenizer {
 
  private:
   friend class Engine;
+  friend class ChatFormat;
   friend class ChatSession;
   struct Impl;
   explicit Tokenizer(std::unique_ptr<Impl> impl);

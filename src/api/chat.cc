@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "api/chat_formats.h"
 #include "api/tokenizer_impl.h"
 #include "base/error.h"
 #include "holdfast/tokenizer.h"
@@ -8,18 +9,6 @@
 #include "tokenizer/harmony_parser.h"
 
 namespace holdfast {
-namespace {
-
-bool is_date(std::string_view text) {
-  if (text.size() != 10) return false;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const bool dash = i == 4 || i == 7;
-    if (dash ? text[i] != '-' : text[i] < '0' || text[i] > '9') return false;
-  }
-  return true;
-}
-
-}  // namespace
 
 struct ChatSession::Impl {
   tokenizer::Harmony harmony;
@@ -39,7 +28,7 @@ Result<std::unique_ptr<ChatSession>> ChatSession::open(const Tokenizer& tokenize
                                                        std::string_view instructions,
                                                        std::string_view date,
                                                        std::string_view effort) {
-  if (!date.empty() && !is_date(date)) {
+  if (!date.empty() && !api::is_date(date)) {
     return make_error(ErrorCode::kInvalidArgument, "date is {}, expected YYYY-MM-DD", date);
   }
   tokenizer::SystemPrompt prompt;

@@ -74,8 +74,8 @@ TEST(RequestText, PiecesTogetherAreWhatDecodeGivesForAnyIdsBrokenUtf8Included) {
 }
 
 // The definition, in other words than the implementation: the first end, then the longest.
-std::optional<std::pair<std::size_t, std::string>> first_match(const std::string& text,
-                                                               const std::vector<std::string>& stop) {
+std::optional<std::pair<std::size_t, std::string>> first_match(
+    const std::string& text, const std::vector<std::string>& stop) {
   for (std::size_t end = 1; end <= text.size(); ++end) {
     std::string longest;
     for (const std::string& s : stop) {

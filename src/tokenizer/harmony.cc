@@ -80,12 +80,20 @@ Message system_message(const SystemPrompt& prompt) {
     text += fmt::format(
         "\n\n# Valid channels: {}. Channel must be included for every message.",
         fmt::join(prompt.channels, ", "));
+    if (prompt.has_functions) {
+      text += "\nCalls to these tools must go to the commentary channel: 'functions'.";
+    }
   }
   return {.role = Role::kSystem, .content = std::move(text)};
 }
 
-Message developer_message(std::string_view instructions) {
-  return {.role = Role::kDeveloper, .content = fmt::format("# Instructions\n\n{}", instructions)};
+Message developer_message(std::string_view instructions, std::string_view tools) {
+  std::string text;
+  if (!instructions.empty() || tools.empty()) {
+    text = fmt::format("# Instructions\n\n{}", instructions);
+  }
+  if (!text.empty() && !tools.empty()) text += "\n\n";
+  return {.role = Role::kDeveloper, .content = text.append(tools)};
 }
 
 std::vector<Message> without_past_analysis(std::span<const Message> messages) {
@@ -183,11 +191,16 @@ Result<std::vector<std::int32_t>> Harmony::render(std::span<const Message> messa
 
 Result<std::vector<std::int32_t>> Harmony::render_prompt(std::span<const Message> messages) const {
   HF_ASSIGN(std::vector<std::int32_t> ids, render(without_past_analysis(messages)));
+  HF_TRY(append_reply_header(ids));
+  return ids;
+}
+
+Status Harmony::append_reply_header(std::vector<std::int32_t>& ids) const {
   HF_ASSIGN(const std::vector<std::int32_t> role,
             tokenizer_.encode(role_name(Role::kAssistant), {.parse_special = false}));
   ids.push_back(tokens_.start);
   ids.insert(ids.end(), role.begin(), role.end());
-  return ids;
+  return {};
 }
 
 }  // namespace holdfast::tokenizer

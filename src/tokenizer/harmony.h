@@ -50,11 +50,13 @@ struct SystemPrompt {
   std::string current_date;  // "2025-06-28"; no line if empty
   ReasoningEffort effort = ReasoningEffort::kMedium;
   std::vector<std::string> channels = {"analysis", "commentary", "final"};
+  bool has_functions = false;  // the developer message describes functions that can be called
 };
 
 Message system_message(const SystemPrompt& prompt);
-// The developer's instructions ("# Instructions").
-Message developer_message(std::string_view instructions);
+// The developer's instructions ("# Instructions"), then `tools` as they are ("# Tools ..."); each
+// may be empty.
+Message developer_message(std::string_view instructions, std::string_view tools = {});
 
 // The messages that a model sees of a conversation: analysis is left out once a final message
 // follows it, so that only the thoughts of an unfinished turn (tool calls under way) remain.
@@ -83,8 +85,10 @@ class Harmony {
   // kMaxMessages.
   Result<std::vector<std::int32_t>> render(std::span<const Message> messages) const;
 
-  // What a model continues: without_past_analysis, then <|start|>assistant. Errors: as render.
+  // What a model continues: without_past_analysis, then append_reply_header. Errors: as render.
   Result<std::vector<std::int32_t>> render_prompt(std::span<const Message> messages) const;
+  // <|start|>assistant.
+  Status append_reply_header(std::vector<std::int32_t>& ids) const;
 
   // Where generation stops: <|return|>, <|call|>.
   std::array<std::int32_t, 2> stop_tokens() const { return {tokens_.end_return, tokens_.call}; }

@@ -46,6 +46,10 @@ void read_role(std::string_view word, Message& message) {
 HarmonyParser::HarmonyParser(const Harmony& harmony, Begin begin)
     : tokens_(harmony.tokens()), tokenizer_(harmony.tokenizer()), decoder_(harmony.tokenizer()) {
   if (begin == Begin::kAfterPrompt) begin_header(role_name(Role::kAssistant));
+  if (begin == Begin::kInMessage) {
+    current_.role = Role::kAssistant;
+    state_ = State::kContent;
+  }
 }
 
 Result<HarmonyDelta> HarmonyParser::push(std::int32_t id) {

@@ -29,6 +29,7 @@ class HarmonyParser {
   enum class Begin : std::uint8_t {
     kAfterPrompt,  // the ids follow render_prompt: the header begins after "assistant"
     kWithMessage,  // the first id is <|start|>
+    kInMessage,    // the ids go on with a message that a prompt left open
   };
   explicit HarmonyParser(const Harmony& harmony, Begin begin = Begin::kAfterPrompt);
 
