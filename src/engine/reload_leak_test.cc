@@ -1,4 +1,4 @@
-// A thousand reloads of a tiny model: what the process holds must not grow.
+// A thousand reloads of a tiny model, and pushes: what the process holds must not grow.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -6,6 +6,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "checkpoint/checkpoint.h"
 #include "engine/test_support.h"
 
 namespace holdfast::engine {
@@ -46,6 +47,17 @@ Held held() {
           .threads = entries("/proc/self/task")};
 }
 
+void expect_flat(const Held& warm, const Held& after) {
+  EXPECT_EQ(after.descriptors, warm.descriptors);
+  EXPECT_NEAR(static_cast<double>(after.threads), static_cast<double>(warm.threads),
+              static_cast<double>(kThreadTolerance));
+  const std::int64_t grown = after.resident_bytes - warm.resident_bytes;
+  testing::Test::RecordProperty("grown_bytes", std::to_string(grown));
+  if (kCountsMemory) {
+    EXPECT_LT(grown, kMemoryTolerance);
+  }
+}
+
 TEST(ReloadLeak, AThousandReloadsLeaveMemoryDescriptorsAndThreadsAsTheyWere) {
   EngineOptions options = test_options(model_a());
   options.max_context = 64;
@@ -66,14 +78,37 @@ TEST(ReloadLeak, AThousandReloadsLeaveMemoryDescriptorsAndThreadsAsTheyWere) {
   }
   const Held after = held();
   EXPECT_EQ(core->runtime().device().usage().live_bytes, live_bytes);
-  EXPECT_EQ(after.descriptors, warm.descriptors);
-  EXPECT_NEAR(static_cast<double>(after.threads), static_cast<double>(warm.threads),
-              static_cast<double>(kThreadTolerance));
-  const std::int64_t grown = after.resident_bytes - warm.resident_bytes;
-  RecordProperty("grown_bytes", std::to_string(grown));
-  if (kCountsMemory) {
-    EXPECT_LT(grown, kMemoryTolerance);
+  expect_flat(warm, after);
+}
+
+TEST(ReloadLeak, TwoHundredPushesLeaveMemoryDescriptorsAndThreadsAsTheyWere) {
+  EngineOptions options = test_options(model_a());
+  options.max_context = 64;
+  options.max_sequences = 1;
+  const auto core = open_core(options);
+  const std::size_t live_bytes = core->runtime().device().usage().live_bytes;
+  const auto a = checkpoint::Checkpoint::open(model_a()).value();
+  const auto b = checkpoint::Checkpoint::open(model_b()).value();
+  constexpr int kPushes = kReloads / 5;
+  Held warm;
+  for (int i = 0; i < kPushes; ++i) {
+    if (i == kPushes / 5) warm = held();
+    const std::uint64_t id = core->begin_push({}, {.commit = i % 3 ? "remap" : "copy"}).value();
+    for (const checkpoint::LocatedTensor& located : (i % 2 == 0 ? b : a)->tensors()) {
+      const auto bytes = located.file->data(*located.entry);
+      ASSERT_TRUE(core->push(id, located.entry->name, 0, bytes).ok());
+      // Now and then one that is aborted, and one that ends too early.
+      if (i % 5 >= 3) break;
+    }
+    if (i % 5 == 3) {
+      ASSERT_TRUE(core->abort_reload().ok());
+      continue;
+    }
+    ASSERT_EQ(core->end_push(id).ok(), i % 5 != 4);
+    ASSERT_EQ(core->finish_reload().ok(), i % 5 != 4);
   }
+  EXPECT_EQ(core->runtime().device().usage().live_bytes, live_bytes);
+  expect_flat(warm, held());
 }
 
 }  // namespace

@@ -226,8 +226,9 @@ Status FragmentStager::take(const PlacedFragment& placed, std::span<const std::b
   const tensor::DType to = spec(id).dtype;
   const std::uint64_t stored_bytes = placed.stored.end - placed.stored.begin;
   const auto stored_block = [&](std::uint64_t done) {
-    if (!cast_from) return bytes;
-    const std::uint64_t count = std::min<std::uint64_t>(kCastBlockBytes, stored_bytes - done);
+    const std::size_t most = cast_from ? kCastBlockBytes : kStageChunkBytes;
+    const std::uint64_t count = std::min<std::uint64_t>(most, stored_bytes - done);
+    if (!cast_from) return bytes.subspan(done, count);
     const auto block = std::span(cast_block_).first(count);
     cast_elements(*cast_from,
                   bytes.subspan(done * bits(*cast_from) / bits(to),
