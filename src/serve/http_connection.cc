@@ -145,11 +145,13 @@ void Connection::flush() {
       const Exchange::Taken taken = exchange_->take(out_);
       if (taken.overrun) return close();
       answer_taken_ = taken.ended;
+      answer_broken_ = taken.broken;
     }
     if (out_.empty()) break;
     if (!send()) return;
   }
   write_deadline_ = Clock::time_point::max();
+  if (answer_broken_) return close();
   if (answer_taken_) finish();
 }
 

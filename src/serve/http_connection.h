@@ -136,7 +136,8 @@ class Connection final : public ExchangeOwner, public std::enable_shared_from_th
   std::shared_ptr<UploadRun> upload_;
   std::string out_;
   std::size_t out_sent_ = 0;
-  bool answer_taken_ = false;  // out_ holds the end of the answer
+  bool answer_taken_ = false;   // out_ holds the end of the answer
+  bool answer_broken_ = false;  // out_ holds all that there will be of it
 };
 
 }  // namespace holdfast::serve

@@ -144,7 +144,7 @@ void Exchange::dropped() {
   {
     const std::lock_guard lock(mutex_);
     if (state_ == State::kStreaming) {
-      overrun_ = true;
+      broken_ = true;
       signal();
     }
     if (state_ != State::kWaiting) return;
@@ -161,7 +161,7 @@ Exchange::Taken Exchange::take(std::string& out) {
     out += queued_;
   }
   queued_.clear();
-  return {.ended = state_ == State::kEnded, .overrun = overrun_};
+  return {.ended = state_ == State::kEnded, .overrun = overrun_, .broken = broken_};
 }
 
 void Exchange::sent(std::size_t bytes) {

@@ -50,6 +50,7 @@ class Exchange {
   struct Taken {
     bool ended = false;    // with this all of the answer has been taken
     bool overrun = false;  // the client has not read what it should: cut it
+    bool broken = false;   // whoever wrote it has gone: cut it behind this
   };
   // Appends what is queued to `out`.
   Taken take(std::string& out);
@@ -77,7 +78,7 @@ class Exchange {
   ExchangeOwner* owner_;  // null: gone
   State state_ = State::kWaiting;
   bool signalled_ = false;
-  bool overrun_ = false;
+  bool overrun_ = false, broken_ = false;
   bool headless_ = false;  // the answer to HEAD: no body
   bool chunked_ = false;
   bool keep_alive_;

@@ -210,10 +210,11 @@ void Connection::refuse(int status, std::string_view message, const Headers& hea
   if (exchange_ == nullptr) make_exchange("", "");
   read_deadline_ = Clock::time_point::max();
   phase_ = Phase::kAnswer;
-  if (upload_ != nullptr) upload_->detach();
   discards_ = parser_ == nullptr || parser_->state() != RequestParser::State::kDone;
   if (discards_) exchange_->set_keep_alive(false);
   exchange_->reply(status, "application/json", http_error_body(status, message), headers);
+  // Behind the answer: the upload drops its responder when it ends.
+  if (upload_ != nullptr) upload_->detach();
 }
 
 void Connection::forget_buffered() {
