@@ -353,6 +353,7 @@ std::optional<int> parse_command_line(int argc, char** argv, CommandLine& line) 
   add_census(app, line);
   add_plan(app, line);
   add_verify(app, line);
+  add_bench(app, line);
   app.add_subcommand("version", "print the version");
   app.footer(std::string(help_footer("")));
   for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {

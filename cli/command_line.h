@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cli/bench.h"
 #include "holdfast/engine.h"
 
 namespace holdfast::cli {
@@ -68,6 +69,7 @@ struct CommandLine {
     std::vector<std::string> prompts;
     std::int64_t max_tokens = 48;
   } drill;
+  BenchFlags bench;
 };
 
 // Parses into `line`. An exit code when there is nothing left to do: help or a version was printed
@@ -91,5 +93,6 @@ int run_drill_command(const CommandLine& line);
 int run_census(const CommandLine& line);
 int run_plan(const CommandLine& line);
 int run_verify(const CommandLine& line);
+int run_bench_command(const CommandLine& line);
 
 }  // namespace holdfast::cli
