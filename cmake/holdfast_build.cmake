@@ -16,12 +16,34 @@ endif()
 # -ffp-contract=off: the compiler may not fuse a multiply and an add on its own, so that the scalar
 # reference computes the same bits in every build.
 add_library(hf_flags INTERFACE)
-target_compile_options(hf_flags INTERFACE -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion
-                       -Wnon-virtual-dtor -ffp-contract=off)
+set(HF_CXX_FLAGS -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wnon-virtual-dtor
+    -ffp-contract=off)
+target_compile_options(hf_flags INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${HF_CXX_FLAGS}>")
 # A warning stops a developer's build and not a user's, whose compiler may know newer ones.
 # -Wno-restrict: GCC 12 at -O3 sees an overlap in every `"text" + std::string()` (its bug 105651).
 if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
-  target_compile_options(hf_flags INTERFACE $<IF:$<CONFIG:Release>,-Wno-restrict,-Werror>)
+  target_compile_options(hf_flags INTERFACE
+    $<$<COMPILE_LANGUAGE:CXX>:$<IF:$<CONFIG:Release>,-Wno-restrict,-Werror>>)
+endif()
+# CUDA: nvcc compiles the .cu files of the folders called cuda; for Hopper, with its own instructions.
+# The runtime is linked in, and the driver is looked up when a device is made.
+if(HOLDFAST_CUDA)
+  if(NOT CMAKE_CUDA_COMPILER)
+    find_program(CMAKE_CUDA_COMPILER nvcc HINTS ENV CUDA_HOME PATHS /usr/local/cuda
+                 PATH_SUFFIXES bin)
+  endif()
+  if(NOT CMAKE_CUDA_COMPILER)
+    message(FATAL_ERROR "HOLDFAST_CUDA is ON (the `cuda` preset sets it) and there is no nvcc: "
+                        "install CUDA 13, set CUDA_HOME, or use the `dev` or `release` preset")
+  endif()
+  set(CMAKE_CUDA_ARCHITECTURES 90a)
+  set(CMAKE_CUDA_STANDARD 17)  # of the compiler check alone: CMake 3.25 does not know nvcc 13's 20
+  enable_language(CUDA)
+  set(CMAKE_CUDA_STANDARD 20)
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+  set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+  find_package(CUDAToolkit REQUIRED)
+  set(HF_CUDA_RUNTIME CUDA::cudart_static)
 endif()
 if(HOLDFAST_SANITIZE)
   target_compile_options(hf_flags INTERFACE -fsanitize=${HOLDFAST_SANITIZE} -fno-omit-frame-pointer
@@ -68,16 +90,20 @@ endif()
 # Sources of one folder, by kind, into the caller's `sources`, `tests`, `benches` and `fuzzes`.
 macro(hf_collect folder)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${folder}/*.cc)
-  if(NOT HOLDFAST_CUDA)
+  if(HOLDFAST_CUDA)
+    file(GLOB_RECURSE kernels CONFIGURE_DEPENDS ${folder}/*.cu)
+    list(APPEND sources ${kernels})
+    list(FILTER sources EXCLUDE REGEX "/cuda_absent/")
+  else()
     list(FILTER sources EXCLUDE REGEX "/cuda/")
   endif()
   set(tests ${sources})
   set(benches ${sources})
   set(fuzzes ${sources})
-  list(FILTER tests INCLUDE REGEX "_test\\.cc$")
-  list(FILTER benches INCLUDE REGEX "_bench\\.cc$")
+  list(FILTER tests INCLUDE REGEX "_test\\.(cc|cu)$")
+  list(FILTER benches INCLUDE REGEX "_bench\\.(cc|cu)$")
   list(FILTER fuzzes INCLUDE REGEX "_fuzz\\.cc$")
-  list(FILTER sources EXCLUDE REGEX "_(test|bench|fuzz)\\.cc$")
+  list(FILTER sources EXCLUDE REGEX "_(test|bench|fuzz)\\.(cc|cu)$")
 endmacro()
 
 # hf_checks(NAME LIBRARY files...): of the files, the tests become NAME_test, the benchmarks
@@ -86,8 +112,8 @@ function(hf_checks name library)
   set(tests ${ARGN})
   set(benches ${ARGN})
   set(fuzzes ${ARGN})
-  list(FILTER tests INCLUDE REGEX "_test\\.cc$")
-  list(FILTER benches INCLUDE REGEX "_bench\\.cc$")
+  list(FILTER tests INCLUDE REGEX "_test\\.(cc|cu)$")
+  list(FILTER benches INCLUDE REGEX "_bench\\.(cc|cu)$")
   list(FILTER fuzzes INCLUDE REGEX "_fuzz\\.cc$")
   if(HOLDFAST_TESTS AND tests)
     add_executable(${name}_test ${tests})

@@ -11,5 +11,7 @@ namespace holdfast::experts {
 std::unique_ptr<ExpertsBackend> make_reference_backend();
 // Weights packed in tiles of 16 rows, one row to a lane, Highway on all workers.
 std::unique_ptr<ExpertsBackend> make_holdfast_backend();
+// Weights as the checkpoint holds them, tensor cores. Asserts that the build has CUDA.
+std::unique_ptr<ExpertsBackend> make_gpu_backend();
 
 }  // namespace holdfast::experts

@@ -31,9 +31,12 @@ std::optional<ExpertsBackendKind> experts_backend_from_name(std::string_view nam
 
 Result<ExpertsChoice> choose_experts_backend(const ExpertsQuery& query) {
   const ExpertsBackendKind kind = query.requested.value_or(ExpertsBackendKind::kHoldfast);
-  if (query.device != device::DeviceKind::kCpu) {
+  const bool on_gpu = query.device == device::DeviceKind::kCuda;
+  if (on_gpu && (kind != ExpertsBackendKind::kHoldfast ||
+                 query.scheme != config::ExpertScheme::kMxfp4)) {
     return make_error(ErrorCode::kUnsupported,
-                      "experts backend {}: scheme {} has kernels for the cpu only; choose the cpu",
+                      "experts backend {}: scheme {} has kernels for the cpu only; choose the cpu, "
+                      "or on cuda backend holdfast with scheme mxfp4",
                       experts_backend_name(kind), scheme_name(query.scheme));
   }
   const Status fits = check_spec(ExpertsSpec{.slot_prefix = "experts",
@@ -47,11 +50,16 @@ Result<ExpertsChoice> choose_experts_backend(const ExpertsQuery& query) {
   if (query.requested.has_value()) {
     return ExpertsChoice{kind, fmt::format("{} was asked for", experts_backend_name(kind))};
   }
+  if (on_gpu) {
+    return ExpertsChoice{kind, "holdfast: mxfp4 weights as published, bf16 tensor cores"};
+  }
   return ExpertsChoice{kind, fmt::format("holdfast: packed {} weights, SIMD on all cores",
                                          scheme_name(query.scheme))};
 }
 
-std::unique_ptr<ExpertsBackend> make_experts_backend(ExpertsBackendKind kind) {
+std::unique_ptr<ExpertsBackend> make_experts_backend(ExpertsBackendKind kind,
+                                                     device::DeviceKind device) {
+  if (device == device::DeviceKind::kCuda) return make_gpu_backend();
   return kind == ExpertsBackendKind::kReference ? make_reference_backend()
                                                 : make_holdfast_backend();
 }

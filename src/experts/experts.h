@@ -82,6 +82,7 @@ struct ExpertsChoice {
 };
 // A pure function. Errors: kUnsupported naming backend, scheme and why.
 Result<ExpertsChoice> choose_experts_backend(const ExpertsQuery& query);
-std::unique_ptr<ExpertsBackend> make_experts_backend(ExpertsBackendKind kind);
+std::unique_ptr<ExpertsBackend> make_experts_backend(
+    ExpertsBackendKind kind, device::DeviceKind device = device::DeviceKind::kCpu);
 
 }  // namespace holdfast::experts

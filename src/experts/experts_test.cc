@@ -427,7 +427,13 @@ TEST(ExpertsChoice, HoldfastOnTheCpuUnlessAnotherIsAskedFor) {
 
 TEST(ExpertsChoice, WhatNoBackendCanDoIsRefusedWithTheReason) {
   ExpertsQuery query{.device = device::DeviceKind::kCuda, .shape = {32, 4, 2880, 2880, 64}};
+  EXPECT_NE(choose_experts_backend(query).value().reason.find("tensor cores"), std::string::npos);
+  query.scheme = kBF16;
   EXPECT_EQ(choose_experts_backend(query).error().code(), ErrorCode::kUnsupported);
+  query.scheme = config::ExpertScheme::kMxfp4;
+  query.requested = ExpertsBackendKind::kReference;
+  EXPECT_EQ(choose_experts_backend(query).error().code(), ErrorCode::kUnsupported);
+  query.requested.reset();
   query.device = device::DeviceKind::kCpu;
   query.shape.hidden_size = 100;
   EXPECT_NE(choose_experts_backend(query).error().message().find("hidden_size 100"),

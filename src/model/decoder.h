@@ -25,6 +25,7 @@ struct DecoderOptions {
   std::int64_t page_count = 0;      // KV pages per layer
   std::int64_t max_context = 0;     // positions a sequence may have; rope tables and block tables
   std::optional<experts::ExpertsBackendKind> experts_backend;
+  device::DeviceKind device = device::DeviceKind::kCpu;
 };
 
 // What the engine writes before a step and reads after it. Shapes with n = max_rows.

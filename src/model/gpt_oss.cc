@@ -400,11 +400,11 @@ Result<Layer> define_layer(storage::Registry& registry, const config::ModelConfi
 
 Status GptOss::define(storage::Registry& registry, const DecoderOptions& options) {
   const experts::ExpertsShape shape = experts_shape(config_, options.max_rows);
-  HF_ASSIGN(choice_, experts::choose_experts_backend({.device = device::DeviceKind::kCpu,
+  HF_ASSIGN(choice_, experts::choose_experts_backend({.device = options.device,
                                                       .scheme = config_.expert_scheme,
                                                       .shape = shape,
                                                       .requested = options.experts_backend}));
-  backend_ = experts::make_experts_backend(choice_.kind);
+  backend_ = experts::make_experts_backend(choice_.kind, options.device);
   HF_TRY(backend_->define_workspace(registry, shape));
   HF_ASSIGN(slots_, define_inputs(registry, config_, options));
   HF_ASSIGN(act_, define_activations(registry, config_, options.max_rows));

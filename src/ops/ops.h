@@ -110,6 +110,8 @@ class Kernels {
 std::unique_ptr<Kernels> make_cpu_reference_kernels();
 // SIMD on all workers of the stream (Highway, chosen at run time); bounds in ops_test.cc.
 std::unique_ptr<Kernels> make_cpu_fast_kernels();
+// For CUDA streams; bounds in ops/cuda/ops_cuda_test.cc. Asserts that the build has CUDA.
+std::unique_ptr<Kernels> make_cuda_kernels();
 
 // Where ops run. A value that borrows.
 struct OpContext {

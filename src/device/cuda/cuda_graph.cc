@@ -1,0 +1,51 @@
+#include "device/cuda/cuda_graph.h"
+
+#include <utility>
+
+#include "base/assert.h"
+#include "base/error.h"
+#include "device/cuda/graph_audit.h"
+#include "device/replay_check.h"
+
+namespace holdfast::device::cuda {
+
+CudaGraph::CudaGraph(const Driver& driver, cudaGraph_t graph, CudaRecording recording,
+                     const AddressHome& home, std::string label)
+    : driver_(driver),
+      graph_(graph),
+      recording_(std::move(recording)),
+      home_(home),
+      layout_generation_(home.layout_generation()),
+      label_(std::move(label)) {}
+
+Result<std::unique_ptr<CudaGraph>> CudaGraph::create(const Driver& driver, cudaGraph_t graph,
+                                                     CudaRecording recording,
+                                                     const AddressHome& home, std::string label) {
+  std::unique_ptr<CudaGraph> made(
+      new CudaGraph(driver, graph, std::move(recording), home, std::move(label)));
+  HF_TRY(check(cudaGraphInstantiate(&made->executable_, graph, 0),
+               "instantiating graph " + made->label_));
+  return made;
+}
+
+CudaGraph::~CudaGraph() {
+  if (executable_ != nullptr) static_cast<void>(cudaGraphExecDestroy(executable_));
+  static_cast<void>(cudaGraphDestroy(graph_));
+}
+
+Status CudaGraph::check_parameters(const AddressHome& home) const {
+  HF_ASSERT(&home == &home_, "a graph is checked against the home that it was captured over");
+  return compare_with_manifest(driver_, graph_, recording_, home, label_);
+}
+
+Status CudaGraph::launch(Stream& stream) {
+  HF_ASSERT(stream.kind() == DeviceKind::kCuda, "a CUDA graph was launched on another device");
+  HF_TRY(check_replay(home_, layout_generation_, label_));
+  if (stream.capturing()) {
+    return make_error(ErrorCode::kFailedPrecondition, "graph {}: launched inside a capture",
+                      label_);
+  }
+  return check(cudaGraphLaunch(executable_, static_cast<CudaStream&>(stream).handle()), label_);
+}
+
+}  // namespace holdfast::device::cuda

@@ -1,0 +1,134 @@
+// The holdfast experts backend on CUDA: MXFP4 weights resident as published (their order suits a
+// warp that reads 16 bytes of 8 rows at once), so that a reload moves bytes and computes nothing.
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+#include "experts/backends.h"
+#include "experts/cuda/moe_kernels.h"
+#include "experts/layer_slots.h"
+#include "tensor/codecs.h"
+
+namespace holdfast::experts {
+namespace {
+
+using storage::Registry;
+using storage::SlotId;
+using tensor::DType;
+
+struct MatrixSlots {
+  SlotId codes, scales, bias;
+};
+struct WorkspaceSlots {
+  SlotId group_begin, group_pairs, active, x_split, activation, down_out;
+};
+struct LayerSlots {
+  MatrixSlots gate_up = {}, down = {};
+  ConstantSlots constants = {};
+  WorkspaceSlots workspace = {};
+};
+
+class CudaLayer final : public ExpertsLayer {
+ public:
+  CudaLayer(const Registry& registry, const ExpertsShape& shape, LayerSlots slots)
+      : registry_(registry), shape_(shape), slots_(std::move(slots)) {}
+
+  Status forward(const ops::OpContext& context, const ExpertsArgs& args) const override {
+    HF_TRY(check_forward(args, shape_));
+    const cuda::MoeShape shape{.n = args.x.shape[0],
+                               .expert_count = shape_.expert_count,
+                               .experts_per_token = shape_.experts_per_token,
+                               .hidden = shape_.hidden_size,
+                               .intermediate = shape_.intermediate_size};
+    const cuda::Workspace workspace{.group_begin = view(slots_.workspace.group_begin),
+                                    .group_pairs = view(slots_.workspace.group_pairs),
+                                    .active = view(slots_.workspace.active),
+                                    .x_split = view(slots_.workspace.x_split),
+                                    .activation = view(slots_.workspace.activation),
+                                    .down_out = view(slots_.workspace.down_out)};
+    const cuda::Swiglu swiglu{.alpha = view(slots_.constants.alpha),
+                              .beta = view(slots_.constants.beta),
+                              .limit = view(slots_.constants.limit)};
+    HF_TRY(cuda::group_and_split(context.stream, shape, args, workspace));
+    HF_TRY(cuda::gate_up(context.stream, shape, views(slots_.gate_up), swiglu, workspace));
+    HF_TRY(cuda::down(context.stream, shape, views(slots_.down), workspace));
+    return cuda::combine(context.stream, shape, args, workspace);
+  }
+
+  std::vector<std::string> constant_slots() const override { return slots_.constants.names; }
+
+ private:
+  tensor::TensorView view(SlotId slot) const { return registry_.view(slot); }
+  cuda::MatrixViews views(const MatrixSlots& matrix) const {
+    return {view(matrix.codes), view(matrix.scales), view(matrix.bias)};
+  }
+
+  const Registry& registry_;
+  ExpertsShape shape_;
+  LayerSlots slots_;
+};
+
+class CudaBackend final : public ExpertsBackend {
+ public:
+  std::string_view name() const override { return "holdfast"; }
+
+  Status define_workspace(Registry& registry, const ExpertsShape& shape) override {
+    const auto scratch = [&registry](const char* name, DType dtype, const tensor::Shape& size) {
+      return registry.define(storage::SlotSpec{.name = std::string("experts.workspace.") + name,
+                                               .slot_class = storage::SlotClass::kScratch,
+                                               .dtype = dtype,
+                                               .shape = size,
+                                               .arena = {}});
+    };
+    const std::int64_t pairs = shape.max_rows * shape.experts_per_token;
+    HF_ASSIGN(workspace_.group_begin,
+              scratch("group_begin", DType::kI32, {shape.expert_count + 1}));
+    HF_ASSIGN(workspace_.group_pairs, scratch("group_pairs", DType::kI32, {pairs}));
+    HF_ASSIGN(workspace_.active, scratch("active", DType::kI32, {shape.expert_count + 1}));
+    HF_ASSIGN(workspace_.x_split,
+              scratch("x_split", DType::kBF16, {shape.max_rows, 2 * shape.hidden_size}));
+    HF_ASSIGN(workspace_.activation,
+              scratch("activation", DType::kBF16, {pairs, 2 * shape.intermediate_size}));
+    HF_ASSIGN(workspace_.down_out,
+              scratch("down_out", DType::kF32, {pairs, shape.hidden_size}));
+    return {};
+  }
+
+  Result<std::unique_ptr<ExpertsLayer>> define(Registry& registry,
+                                               const ExpertsSpec& spec) override {
+    HF_TRY(check_spec(spec));
+    LayerSlots slots{.workspace = workspace_};
+    HF_ASSIGN(slots.gate_up, define_matrix(registry, spec, "gate_up_proj",
+                                           2 * spec.shape.intermediate_size,
+                                           spec.shape.hidden_size));
+    HF_ASSIGN(slots.down, define_matrix(registry, spec, "down_proj", spec.shape.hidden_size,
+                                        spec.shape.intermediate_size));
+    HF_ASSIGN(slots.constants, define_constants(registry, spec));
+    return std::unique_ptr<ExpertsLayer>(
+        std::make_unique<CudaLayer>(registry, spec.shape, std::move(slots)));
+  }
+
+ private:
+  static Result<MatrixSlots> define_matrix(Registry& registry, const ExpertsSpec& spec,
+                                           const std::string& name, std::int64_t rows,
+                                           std::int64_t columns) {
+    const std::int64_t experts = spec.shape.expert_count;
+    const std::int64_t blocks = columns / tensor::kMxBlock;
+    MatrixSlots slots;
+    HF_ASSIGN(slots.codes, define_weight(registry, spec, name + "_blocks", DType::kU8,
+                                         {experts, rows, blocks, 16}));
+    HF_ASSIGN(slots.scales, define_weight(registry, spec, name + "_scales", DType::kU8,
+                                          {experts, rows, blocks}));
+    HF_ASSIGN(slots.bias,
+              define_weight(registry, spec, name + "_bias", DType::kBF16, {experts, rows}));
+    return slots;
+  }
+
+  WorkspaceSlots workspace_;
+};
+
+}  // namespace
+
+std::unique_ptr<ExpertsBackend> make_gpu_backend() { return std::make_unique<CudaBackend>(); }
+
+}  // namespace holdfast::experts

@@ -1,0 +1,54 @@
+// The CUDA kernels of MXFP4 experts, in launch order: group the (row, slot) pairs by expert and
+// split x, gate_up with SwiGLU, down, combine. Weights as the checkpoint holds them. No state; the
+// stream's thread.
+#pragma once
+
+#include <cstdint>
+
+#include "experts/experts.h"
+#include "holdfast/result.h"
+#include "tensor/tensor_view.h"
+
+namespace holdfast::experts::cuda {
+
+using tensor::TensorView;
+
+// n rows; a pair is row * experts_per_token + slot.
+struct MoeShape {
+  std::int64_t n = 0;
+  std::int64_t expert_count = 0;
+  std::int64_t experts_per_token = 0;
+  std::int64_t hidden = 0;
+  std::int64_t intermediate = 0;
+};
+
+// codes u8 [E, rows, K/32, 16], scales u8 [E, rows, K/32], bias bf16 [E, rows].
+struct MatrixViews {
+  TensorView codes, scales, bias;
+};
+
+// Scratch, for n = max_rows. "Split" rows hold each group of 8 columns as 8 bf16 upper halves and 8
+// lower ones, columns in the order 0 4 1 5 2 6 3 7 (mma.cuh, and how codes are decoded).
+struct Workspace {
+  TensorView group_begin;  // i32 [E + 1]
+  TensorView group_pairs;  // i32 [n * K], by expert, ascending within one
+  TensorView active;       // i32 [E + 1]: how many experts have pairs, then which
+  TensorView x_split;      // bf16 [n, 2 H]
+  TensorView activation;   // bf16 [n * K, 2 I]
+  TensorView down_out;     // f32 [n * K, H], bias included
+};
+
+Status group_and_split(device::Stream& stream, const MoeShape& shape, const ExpertsArgs& args,
+                       const Workspace& workspace);
+// alpha, beta, limit: f32 [E].
+struct Swiglu {
+  TensorView alpha, beta, limit;
+};
+Status gate_up(device::Stream& stream, const MoeShape& shape, const MatrixViews& matrix,
+               const Swiglu& swiglu, const Workspace& workspace);
+Status down(device::Stream& stream, const MoeShape& shape, const MatrixViews& matrix,
+            const Workspace& workspace);
+Status combine(device::Stream& stream, const MoeShape& shape, const ExpertsArgs& args,
+               const Workspace& workspace);
+
+}  // namespace holdfast::experts::cuda

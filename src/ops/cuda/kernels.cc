@@ -1,0 +1,32 @@
+// The CUDA set of kernels behind ops::Kernels.
+#include "ops/cuda/launchers.h"
+#include "ops/ops.h"
+
+namespace holdfast::ops {
+namespace {
+
+using device::Stream;
+
+class CudaKernels final : public Kernels {
+ public:
+  Status embedding(Stream& s, const EmbeddingArgs& a) override { return cuda::embedding(s, a); }
+  Status rms_norm(Stream& s, const RmsNormArgs& a) override { return cuda::rms_norm(s, a); }
+  Status linear(Stream& s, const LinearArgs& a) override { return cuda::linear(s, a); }
+  Status rope(Stream& s, const RopeArgs& a) override { return cuda::rope(s, a); }
+  Status kv_write(Stream& s, const KvWriteArgs& a) override { return cuda::kv_write(s, a); }
+  Status paged_attention(Stream& s, const PagedAttentionArgs& a) override {
+    return cuda::paged_attention(s, a);
+  }
+  Status router_top_k(Stream& s, const RouterTopKArgs& a) override {
+    return cuda::router_top_k(s, a);
+  }
+  Status gather_rows(Stream& s, const GatherRowsArgs& a) override {
+    return cuda::gather_rows(s, a);
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Kernels> make_cuda_kernels() { return std::make_unique<CudaKernels>(); }
+
+}  // namespace holdfast::ops

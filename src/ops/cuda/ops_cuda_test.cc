@@ -1,0 +1,305 @@
+// Every op on the GPU against the CPU's reference loops: fresh random inputs, outputs poisoned,
+// row counts across the tile borders; and the bits of a row alone and among others.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/rng.h"
+#include "device/arena.h"
+#include "device/cuda/cuda_test_device.h"
+#include "ops/host_tensor.h"
+#include "ops/ops.h"
+
+namespace holdfast::ops {
+namespace {
+
+using testing::decode;
+using testing::DType;
+using testing::HostTensor;
+using testing::i32_tensor;
+using testing::random_tensor;
+using testing::Shape;
+
+// Copies of host tensors in device memory, for one test.
+class GpuBench {
+ public:
+  explicit GpuBench(device::Device& device)
+      : device_(device),
+        stream_(device.create_stream().value()),
+        kernels_(make_cuda_kernels()) {}
+
+  TensorView put(const HostTensor& tensor) {
+    if (tensor.bytes() == 0) return {};
+    arenas_.push_back(device::Arena::create(device_, "test", tensor.bytes() + 64).value());
+    TensorView view = tensor.view();
+    view.address = arenas_.back()->allocate(tensor.bytes(), 64).value();
+    device_.write(view.address, tensor.view().address, tensor.bytes()).value();
+    return view;
+  }
+  void get(const TensorView& from, HostTensor& to) {
+    device_.read(to.view().address, from.address, to.bytes()).value();
+  }
+  OpContext context() { return {*stream_, *kernels_}; }
+  void finish() { stream_->synchronize().value(); }
+
+ private:
+  device::Device& device_;
+  std::unique_ptr<device::Stream> stream_;
+  std::unique_ptr<Kernels> kernels_;
+  std::vector<std::unique_ptr<device::Arena>> arenas_;
+};
+
+// Largest |a - b| / (1 + |b|); infinite when one of them is not a number and the other is.
+double worst(const std::vector<float>& a, const std::vector<float>& b) {
+  EXPECT_EQ(a.size(), b.size());
+  double most = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const double difference = std::abs(double{a[i]} - double{b[i]}) / (1.0 + std::abs(double{b[i]}));
+    most = std::isfinite(difference) ? std::max(most, difference) : INFINITY;
+  }
+  return most;
+}
+
+void poison(HostTensor& tensor) {
+  std::fill_n(tensor.view().address, tensor.bytes(), device::kPoisonByte);
+}
+
+// Runs linear on both devices with the first `active` of `rows` rows.
+struct LinearCase {
+  std::int64_t rows, active, inputs, outputs;
+  bool bias, residual, f32_weight;
+};
+
+void check_linear(device::Device& gpu, const LinearCase& c, std::uint64_t seed) {
+  base::Rng rng(seed);
+  const HostTensor x = random_tensor(rng, DType::kF32, {c.rows, c.inputs});
+  const HostTensor weight = random_tensor(rng, c.f32_weight ? DType::kF32 : DType::kBF16,
+                                          {c.outputs, c.inputs});
+  const HostTensor bias = random_tensor(rng, DType::kBF16, {c.outputs});
+  const HostTensor residual = random_tensor(rng, DType::kF32, {c.rows, c.outputs});
+  const HostTensor active = i32_tensor({static_cast<std::int32_t>(c.active)});
+  HostTensor expected(DType::kF32, {c.rows, c.outputs});
+  HostTensor actual(DType::kF32, {c.rows, c.outputs});
+  poison(expected);
+  poison(actual);
+  testing::Runner cpu(make_cpu_reference_kernels());
+  LinearArgs args{.x = x.view(),
+                  .weight = weight.view(),
+                  .bias = c.bias ? bias.view() : TensorView{},
+                  .residual = c.residual ? residual.view() : TensorView{},
+                  .out = expected.view(),
+                  .active_rows = active.view()};
+  linear(cpu.context(), args).value();
+  GpuBench bench(gpu);
+  const TensorView out = bench.put(actual);
+  args.x = bench.put(x);
+  args.weight = bench.put(weight);
+  if (c.bias) args.bias = bench.put(bias);
+  if (c.residual) args.residual = bench.put(residual);
+  args.active_rows = bench.put(active);
+  args.out = out;
+  linear(bench.context(), args).value();
+  bench.finish();
+  bench.get(out, actual);
+  // Sums of K products of numbers up to 1: x goes in as two bf16, 2^-16 relative; f32 sums.
+  EXPECT_LT(worst(decode(actual.view()), decode(expected.view())), 4e-5)
+      << c.rows << " rows, " << c.active << " active, " << c.inputs << " -> " << c.outputs;
+}
+
+TEST(CudaOps, LinearAgreesWithTheReferenceAtEveryTileBorder) {
+  HF_GPU_OR_SKIP(gpu);
+  std::uint64_t seed = 1;
+  for (const std::int64_t active : {1, 7, 8, 9, 16, 17, 33, 64, 65, 130}) {
+    check_linear(gpu, {130, active, 256, 100, true, false, false}, seed++);
+  }
+  check_linear(gpu, {3, 3, 40, 17, false, true, false}, seed++);
+  check_linear(gpu, {70, 65, 2880, 640, true, true, false}, seed++);
+  check_linear(gpu, {9, 9, 64, 16400, false, false, false}, seed++);
+  check_linear(gpu, {40, 40, 64, 16400, true, false, false}, seed++);
+  check_linear(gpu, {5, 4, 96, 32, true, false, true}, seed++);
+}
+
+TEST(CudaOps, ARowOfLinearHasTheSameBitsAloneAndAmongOthers) {
+  HF_GPU_OR_SKIP(gpu);
+  base::Rng rng(77);
+  const std::int64_t n = 130;
+  const HostTensor x = random_tensor(rng, DType::kF32, {n, 512});
+  const HostTensor weight = random_tensor(rng, DType::kBF16, {300, 512});
+  GpuBench bench(gpu);
+  const TensorView x_view = bench.put(x);
+  const TensorView w_view = bench.put(weight);
+  const auto run = [&](std::int64_t begin, std::int64_t count) {
+    HostTensor out(DType::kF32, {count, 300});
+    poison(out);
+    const TensorView out_view = bench.put(out);
+    const HostTensor active = i32_tensor({static_cast<std::int32_t>(count)});
+    linear(bench.context(), {.x = x_view.rows(begin, count),
+                             .weight = w_view,
+                             .bias = {},
+                             .residual = {},
+                             .out = out_view,
+                             .active_rows = bench.put(active)})
+        .value();
+    bench.finish();
+    bench.get(out_view, out);
+    return decode(out.view());
+  };
+  const std::vector<float> all = run(0, n);
+  for (const std::int64_t row : {0, 1, 63, 64, 100, 129}) {
+    const std::vector<float> alone = run(row, 1);
+    for (std::size_t i = 0; i < 300; ++i) {
+      ASSERT_EQ(alone[i], all[static_cast<std::size_t>(row) * 300 + i]) << "row " << row;
+    }
+  }
+}
+
+TEST(CudaOps, RowOpsAgreeWithTheReference) {
+  HF_GPU_OR_SKIP(gpu);
+  base::Rng rng(5);
+  const std::int64_t n = 9;
+  const std::int64_t hidden = 2880;
+  const HostTensor active = i32_tensor({7});
+  const HostTensor x = random_tensor(rng, DType::kF32, {n, hidden});
+  const HostTensor norm = random_tensor(rng, DType::kBF16, {hidden});
+  const HostTensor table = random_tensor(rng, DType::kBF16, {50, hidden});
+  const HostTensor ids = i32_tensor({3, 49, 0, -1, 50, 7, 7, 1, 2});
+  const auto compare = [&](const char* name, auto&& launch) {
+    HostTensor expected(DType::kF32, {n, hidden});
+    HostTensor actual(DType::kF32, {n, hidden});
+    poison(expected);
+    poison(actual);
+    testing::Runner cpu(make_cpu_reference_kernels());
+    launch(cpu.context(), [](const HostTensor& t) { return t.view(); }, expected.view());
+    GpuBench bench(gpu);
+    const TensorView out = bench.put(actual);
+    launch(bench.context(), [&](const HostTensor& t) { return bench.put(t); }, out);
+    bench.finish();
+    bench.get(out, actual);
+    EXPECT_LT(worst(decode(actual.view()), decode(expected.view())), 2e-6) << name;
+  };
+  compare("embedding", [&](const OpContext& c, auto&& at, const TensorView& out) {
+    embedding(c, {at(ids), at(table), out, at(active)}).value();
+  });
+  compare("rms_norm", [&](const OpContext& c, auto&& at, const TensorView& out) {
+    rms_norm(c, {at(x), at(norm), out, at(active)}).value();
+  });
+  compare("gather_rows", [&](const OpContext& c, auto&& at, const TensorView& out) {
+    gather_rows(c, {at(x), at(ids), out, at(active)}).value();
+  });
+}
+
+TEST(CudaOps, RopeAgreesWithTheReference) {
+  HF_GPU_OR_SKIP(gpu);
+  base::Rng rng(6);
+  const HostTensor active = i32_tensor({3});
+  const HostTensor positions = i32_tensor({0, 31, 40, 5});
+  const HostTensor cosine = random_tensor(rng, DType::kF32, {32, 16});
+  const HostTensor sine = random_tensor(rng, DType::kF32, {32, 16});
+  const HostTensor start = random_tensor(rng, DType::kF32, {4, 5 * 32});
+  HostTensor expected(DType::kF32, {4, 5 * 32});
+  HostTensor actual(DType::kF32, {4, 5 * 32});
+  std::copy_n(start.view().address, start.bytes(), expected.view().address);
+  std::copy_n(start.view().address, start.bytes(), actual.view().address);
+  testing::Runner cpu(make_cpu_reference_kernels());
+  rope(cpu.context(), {expected.view(), positions.view(), cosine.view(), sine.view(),
+                       active.view(), 3, 32})
+      .value();
+  GpuBench bench(gpu);
+  const TensorView out = bench.put(actual);
+  rope(bench.context(), {out, bench.put(positions), bench.put(cosine), bench.put(sine),
+                         bench.put(active), 3, 32})
+      .value();
+  bench.finish();
+  bench.get(out, actual);
+  EXPECT_LT(worst(decode(actual.view()), decode(expected.view())), 1e-6);
+}
+
+TEST(CudaOps, RouterPicksTheSameExpertsAndWeights) {
+  HF_GPU_OR_SKIP(gpu);
+  base::Rng rng(7);
+  const std::int64_t n = 40;
+  HostTensor logits = random_tensor(rng, DType::kF32, {n, 48});
+  for (std::int64_t i = 0; i < 48; ++i) logits.as<float>()[48 + i] = 0.25f;  // ties
+  logits.as<float>()[2 * 48 + 3] = NAN;
+  logits.as<float>()[3 * 48 + 9] = INFINITY;
+  const HostTensor active = i32_tensor({n});
+  HostTensor ids(DType::kI32, {n, 4});
+  HostTensor weights(DType::kF32, {n, 4});
+  HostTensor gpu_ids(DType::kI32, {n, 4});
+  HostTensor gpu_weights(DType::kF32, {n, 4});
+  poison(gpu_ids);
+  poison(gpu_weights);
+  testing::Runner cpu(make_cpu_reference_kernels());
+  router_top_k(cpu.context(), {logits.view(), ids.view(), weights.view(), active.view()}).value();
+  GpuBench bench(gpu);
+  const TensorView id_view = bench.put(gpu_ids);
+  const TensorView weight_view = bench.put(gpu_weights);
+  router_top_k(bench.context(), {bench.put(logits), id_view, weight_view, bench.put(active)})
+      .value();
+  bench.finish();
+  bench.get(id_view, gpu_ids);
+  bench.get(weight_view, gpu_weights);
+  for (std::size_t i = 0; i < static_cast<std::size_t>(n) * 4; ++i) {
+    ASSERT_EQ(gpu_ids.as<std::int32_t>()[i], ids.as<std::int32_t>()[i]) << i;
+  }
+  EXPECT_LT(worst(decode(gpu_weights.view()), decode(weights.view())), 1e-6);
+}
+
+// `heads` query heads over `kv_heads` key heads of `dim`; every row at another position.
+void check_attention(device::Device& gpu, std::int64_t heads, std::int64_t kv_heads,
+                     std::int64_t dim, std::int64_t window) {
+  base::Rng rng(static_cast<std::uint64_t>(heads * 1000 + dim + window));
+  const std::int64_t n = 6;
+  const std::int64_t page = 16;
+  const std::int64_t blocks = 40;
+  const std::int64_t page_count = 90;
+  const HostTensor qkv = random_tensor(rng, DType::kF32, {n, (heads + 2 * kv_heads) * dim}, 2.0f);
+  const HostTensor keys = random_tensor(rng, DType::kF32, {page_count, page, kv_heads, dim});
+  const HostTensor values = random_tensor(rng, DType::kF32, {page_count, page, kv_heads, dim});
+  const HostTensor sinks = random_tensor(rng, DType::kBF16, {heads});
+  std::vector<std::int32_t> table;
+  for (std::int64_t i = 0; i < 2 * blocks; ++i) {
+    table.push_back(static_cast<std::int32_t>(rng.next_below(page_count)));
+  }
+  table[5] = -1;
+  HostTensor tables(DType::kI32, {2, blocks});
+  std::copy(table.begin(), table.end(), tables.as<std::int32_t>().begin());
+  const HostTensor positions = i32_tensor({0, 31, 32, 639, -1, 300});
+  const HostTensor sequences = i32_tensor({0, 1, 0, 1, 0, 2});
+  const HostTensor active = i32_tensor({n});
+  HostTensor expected(DType::kF32, {n, heads * dim});
+  HostTensor actual(DType::kF32, {n, heads * dim});
+  poison(expected);
+  poison(actual);
+  const auto launch = [&](const OpContext& c, auto&& at, const TensorView& out) {
+    paged_attention(c, {.qkv = at(qkv), .positions = at(positions), .row_sequence = at(sequences),
+                        .block_tables = at(tables), .key_pages = at(keys),
+                        .value_pages = at(values), .sinks = at(sinks), .out = out,
+                        .active_rows = at(active), .window = window, .scale = 0.2f})
+        .value();
+  };
+  testing::Runner cpu(make_cpu_reference_kernels());
+  launch(cpu.context(), [](const HostTensor& t) { return t.view(); }, expected.view());
+  GpuBench bench(gpu);
+  const TensorView out = bench.put(actual);
+  launch(bench.context(), [&](const HostTensor& t) { return bench.put(t); }, out);
+  bench.finish();
+  bench.get(out, actual);
+  EXPECT_LT(worst(decode(actual.view()), decode(expected.view())), 1e-5)
+      << heads << "/" << kv_heads << " heads of " << dim << ", window " << window;
+}
+
+TEST(CudaOps, AttentionAgreesWithTheReference) {
+  HF_GPU_OR_SKIP(gpu);
+  check_attention(gpu, 64, 8, 64, 0);
+  check_attention(gpu, 64, 8, 64, 128);
+  check_attention(gpu, 4, 2, 16, 7);
+  check_attention(gpu, 20, 2, 128, 0);
+  check_attention(gpu, 3, 1, 256, 100);
+}
+
+}  // namespace
+}  // namespace holdfast::ops

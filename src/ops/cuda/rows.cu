@@ -1,0 +1,308 @@
+// The ops that work on one row at a time: embedding, rms_norm, rope, kv_write, router_top_k,
+// gather_rows. Formulas and contracts are in ops.h. One block a row (rms_norm, embedding,
+// gather_rows), or one warp (router); blocks of rows that are not active end at once. Sums run in a
+// fixed order that does not depend on the row count.
+#include <cmath>
+
+#include "device/cuda/cuda_stream.h"
+#include "ops/cuda/launchers.h"
+#include "ops/cuda/mma.cuh"
+
+namespace holdfast::ops::cuda {
+namespace {
+
+using cuda_kernels::bf16_bits_to_float;
+using device::reads;
+using device::updates;
+using device::writes;
+using device::cuda::launch_cuda;
+using device::cuda::LaunchShape;
+
+constexpr int kThreads = 256;
+
+// Arguments are whole 8-byte words, so that a struct has no padding whose stale bytes the audit
+// could take for a pointer.
+struct Weights {
+  const void* address = nullptr;
+  std::int64_t is_f32 = 0;
+};
+Weights weights_of(const TensorView& view) {
+  return {view.address, view.dtype == tensor::DType::kF32 ? 1 : 0};
+}
+__device__ float weight_at(const Weights& weights, std::int64_t i) {
+  if (weights.is_f32 != 0) return static_cast<const float*>(weights.address)[i];
+  return bf16_bits_to_float(static_cast<const std::uint16_t*>(weights.address)[i]);
+}
+__device__ bool is_active(const std::int32_t* active_rows, std::int64_t row) {
+  return row < *active_rows;
+}
+
+// ------------------------------------------------------------------------------ embedding
+
+struct EmbeddingKernel {
+  const std::int32_t* ids;
+  Weights table;
+  float* out;
+  const std::int32_t* active_rows;
+  std::int64_t vocab, hidden;
+};
+
+__global__ void embedding_kernel(EmbeddingKernel a) {
+  const std::int64_t row = blockIdx.x;
+  if (!is_active(a.active_rows, row)) return;
+  const std::int64_t id = a.ids[row];
+  const bool known = id >= 0 && id < a.vocab;
+  for (std::int64_t h = threadIdx.x; h < a.hidden; h += kThreads) {
+    a.out[row * a.hidden + h] = known ? weight_at(a.table, id * a.hidden + h) : 0.0f;
+  }
+}
+
+// ------------------------------------------------------------------------------ rms_norm
+
+struct RmsNormKernel {
+  const float* x;
+  Weights weight;
+  float* out;
+  const std::int32_t* active_rows;
+  std::int64_t hidden;
+  double eps;
+};
+
+// Sum over the block: within each warp by halving distances, then the warps in order.
+__device__ float block_sum(float value) {
+  __shared__ float partial[kThreads / 32];
+  for (int distance = 16; distance > 0; distance /= 2) {
+    value += __shfl_xor_sync(0xFFFFFFFFu, value, distance);
+  }
+  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = value;
+  __syncthreads();
+  float sum = 0.0f;
+  for (int i = 0; i < kThreads / 32; ++i) sum += partial[i];
+  return sum;
+}
+
+__global__ void rms_norm_kernel(RmsNormKernel a) {
+  const std::int64_t row = blockIdx.x;
+  if (!is_active(a.active_rows, row)) return;
+  const float* x = a.x + row * a.hidden;
+  float square_sum = 0.0f;
+  for (std::int64_t h = threadIdx.x; h < a.hidden; h += kThreads) square_sum += x[h] * x[h];
+  const float mean = block_sum(square_sum) / static_cast<float>(a.hidden);
+  const float scale = 1.0f / sqrtf(mean + static_cast<float>(a.eps));
+  float* out = a.out + row * a.hidden;
+  for (std::int64_t h = threadIdx.x; h < a.hidden; h += kThreads) {
+    out[h] = x[h] * scale * weight_at(a.weight, h);
+  }
+}
+
+// ------------------------------------------------------------------------------ rope
+
+struct RopeKernel {
+  float* x;
+  const std::int32_t* positions;
+  const float* cosine;
+  const float* sine;
+  const std::int32_t* active_rows;
+  std::int64_t width, head_count, half, max_positions;
+};
+
+__global__ void rope_kernel(RopeKernel a) {
+  const std::int64_t row = blockIdx.x;
+  if (!is_active(a.active_rows, row)) return;
+  const std::int64_t position = a.positions[row];
+  if (position < 0 || position >= a.max_positions) return;
+  const float* cosine = a.cosine + position * a.half;
+  const float* sine = a.sine + position * a.half;
+  for (std::int64_t i = threadIdx.x; i < a.head_count * a.half; i += kThreads) {
+    const std::int64_t dim = i % a.half;
+    float* x = a.x + row * a.width + i / a.half * 2 * a.half + dim;
+    const float low = x[0];
+    const float high = x[a.half];
+    x[0] = low * cosine[dim] - high * sine[dim];
+    x[a.half] = high * cosine[dim] + low * sine[dim];
+  }
+}
+
+// ------------------------------------------------------------------------------ kv_write
+
+struct KvWriteKernel {
+  const float* qkv;
+  const std::int32_t* slot_mapping;
+  float* key_pages;
+  float* value_pages;
+  const std::int32_t* active_rows;
+  std::int64_t width, kv_width, slot_count;
+};
+
+__global__ void kv_write_kernel(KvWriteKernel a) {
+  const std::int64_t row = blockIdx.x;
+  if (!is_active(a.active_rows, row)) return;
+  const std::int64_t slot = a.slot_mapping[row];
+  if (slot < 0 || slot >= a.slot_count) return;
+  const float* value = a.qkv + (row + 1) * a.width - a.kv_width;
+  const float* key = value - a.kv_width;
+  for (std::int64_t i = threadIdx.x; i < a.kv_width; i += kThreads) {
+    a.key_pages[slot * a.kv_width + i] = key[i];
+    a.value_pages[slot * a.kv_width + i] = value[i];
+  }
+}
+
+// ------------------------------------------------------------------------------ router_top_k
+
+struct RouterKernel {
+  const float* logits;
+  std::int32_t* ids;
+  float* weights;
+  const std::int32_t* active_rows;
+  std::int64_t experts, k;
+};
+
+__device__ float number_or_lowest(float x) { return isnan(x) ? -INFINITY : x; }
+
+// Whether (value, id) goes before (other, other_id): the larger, of equals the lower id.
+__device__ bool goes_before(float value, std::int32_t id, float other, std::int32_t other_id) {
+  if (other_id < 0) return id >= 0;
+  return id >= 0 && (value > other || (value == other && id < other_id));
+}
+
+// One warp a row; the k-th largest is what comes right after the (k-1)-th in that order.
+__global__ void router_kernel(RouterKernel a) {
+  const std::int64_t row = blockIdx.x;
+  if (!is_active(a.active_rows, row)) return;
+  const float* logits = a.logits + row * a.experts;
+  std::int32_t* ids = a.ids + row * a.k;
+  float* weights = a.weights + row * a.k;
+  float largest = 0.0f;
+  float sum = 0.0f;
+  float last = 0.0f;
+  std::int32_t last_id = -1;
+  for (std::int64_t i = 0; i < a.k; ++i) {
+    float best = 0.0f;
+    std::int32_t best_id = -1;
+    for (std::int64_t e = threadIdx.x; e < a.experts; e += 32) {
+      const float value = number_or_lowest(logits[e]);
+      const auto id = static_cast<std::int32_t>(e);
+      const bool taken = last_id >= 0 && !goes_before(last, last_id, value, id);
+      if (!taken && goes_before(value, id, best, best_id)) {
+        best = value;
+        best_id = id;
+      }
+    }
+    for (int distance = 16; distance > 0; distance /= 2) {
+      const float other = __shfl_xor_sync(0xFFFFFFFFu, best, distance);
+      const std::int32_t other_id = __shfl_xor_sync(0xFFFFFFFFu, best_id, distance);
+      if (goes_before(other, other_id, best, best_id)) {
+        best = other;
+        best_id = other_id;
+      }
+    }
+    if (i == 0) largest = best;
+    const float weight = best == largest ? 1.0f : expf(best - largest);
+    sum += weight;
+    last = best;
+    last_id = best_id;
+    if (threadIdx.x == 0) {
+      ids[i] = best_id;
+      weights[i] = weight;
+    }
+  }
+  if (threadIdx.x != 0) return;
+  for (std::int64_t i = 0; i < a.k; ++i) weights[i] /= sum;
+}
+
+// ------------------------------------------------------------------------------ gather_rows
+
+struct GatherKernel {
+  const float* x;
+  const std::int32_t* rows;
+  float* out;
+  const std::int32_t* active_rows;
+  std::int64_t source_rows, hidden;
+};
+
+__global__ void gather_kernel(GatherKernel a) {
+  const std::int64_t row = blockIdx.x;
+  if (!is_active(a.active_rows, row)) return;
+  const std::int64_t source = a.rows[row];
+  const bool known = source >= 0 && source < a.source_rows;
+  for (std::int64_t h = threadIdx.x; h < a.hidden; h += kThreads) {
+    a.out[row * a.hidden + h] = known ? a.x[source * a.hidden + h] : 0.0f;
+  }
+}
+
+LaunchShape one_block_a_row(std::int64_t rows, unsigned threads = kThreads) {
+  return {.grid = dim3(static_cast<unsigned>(rows)), .block = dim3(threads)};
+}
+const std::int32_t* count_of(const TensorView& view) { return view.as<const std::int32_t>(); }
+
+}  // namespace
+
+Status embedding(device::Stream& stream, const EmbeddingArgs& a) {
+  const EmbeddingKernel kernel{a.ids.as<const std::int32_t>(), weights_of(a.table),
+                               a.out.as<float>(),              count_of(a.active_rows),
+                               a.table.shape[0],               a.table.shape[1]};
+  return launch_cuda(stream, "embedding", embedding_kernel, one_block_a_row(a.ids.shape[0]), kernel,
+                     {reads("ids", a.ids), reads("table", a.table),
+                      reads("active_rows", a.active_rows), writes("out", a.out)});
+}
+
+Status rms_norm(device::Stream& stream, const RmsNormArgs& a) {
+  const RmsNormKernel kernel{a.x.as<const float>(),   weights_of(a.weight), a.out.as<float>(),
+                             count_of(a.active_rows), a.x.shape[1],         double{a.eps}};
+  return launch_cuda(stream, "rms_norm", rms_norm_kernel, one_block_a_row(a.x.shape[0]), kernel,
+                     {reads("x", a.x), reads("weight", a.weight),
+                      reads("active_rows", a.active_rows), writes("out", a.out)});
+}
+
+Status rope(device::Stream& stream, const RopeArgs& a) {
+  const RopeKernel kernel{a.x.as<float>(),
+                          a.positions.as<const std::int32_t>(),
+                          a.cos_table.as<const float>(),
+                          a.sin_table.as<const float>(),
+                          count_of(a.active_rows),
+                          a.x.shape[1],
+                          a.head_count,
+                          a.head_dim / 2,
+                          a.cos_table.shape[0]};
+  return launch_cuda(
+      stream, "rope", rope_kernel, one_block_a_row(a.x.shape[0]), kernel,
+      {updates("x", a.x), reads("positions", a.positions), reads("cos_table", a.cos_table),
+       reads("sin_table", a.sin_table), reads("active_rows", a.active_rows)});
+}
+
+Status kv_write(device::Stream& stream, const KvWriteArgs& a) {
+  const auto& pages = a.key_pages.shape;
+  const KvWriteKernel kernel{a.qkv.as<const float>(),
+                             a.slot_mapping.as<const std::int32_t>(),
+                             a.key_pages.as<float>(),
+                             a.value_pages.as<float>(),
+                             count_of(a.active_rows),
+                             a.qkv.shape[1],
+                             pages[2] * pages[3],
+                             pages[0] * pages[1]};
+  return launch_cuda(stream, "kv_write", kv_write_kernel, one_block_a_row(a.qkv.shape[0]), kernel,
+                     {reads("qkv", a.qkv), reads("slot_mapping", a.slot_mapping),
+                      updates("key_pages", a.key_pages), updates("value_pages", a.value_pages),
+                      reads("active_rows", a.active_rows)});
+}
+
+Status router_top_k(device::Stream& stream, const RouterTopKArgs& a) {
+  const RouterKernel kernel{a.logits.as<const float>(), a.ids.as<std::int32_t>(),
+                            a.weights.as<float>(),      count_of(a.active_rows),
+                            a.logits.shape[1],          a.ids.shape[1]};
+  return launch_cuda(stream, "router_top_k", router_kernel, one_block_a_row(a.logits.shape[0], 32),
+                     kernel,
+                     {reads("logits", a.logits), reads("active_rows", a.active_rows),
+                      writes("ids", a.ids), writes("weights", a.weights)});
+}
+
+Status gather_rows(device::Stream& stream, const GatherRowsArgs& a) {
+  const GatherKernel kernel{a.x.as<const float>(),   a.rows.as<const std::int32_t>(),
+                            a.out.as<float>(),       count_of(a.active_rows),
+                            a.x.shape[0],            a.x.shape[1]};
+  return launch_cuda(stream, "gather_rows", gather_kernel, one_block_a_row(a.rows.shape[0]), kernel,
+                     {reads("x", a.x), reads("rows", a.rows), reads("active_rows", a.active_rows),
+                      writes("out", a.out)});
+}
+
+}  // namespace holdfast::ops::cuda
