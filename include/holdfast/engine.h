@@ -101,7 +101,8 @@ class Engine {
   void reset_prefix_cache();
   EngineStats stats() const;
 
-  // --- reload. One at a time: begin errors with kFailedPrecondition while one is open.
+  // --- reload. One at a time: begin errors with kFailedPrecondition while one is open, unless
+  // asked to replace it (ReloadOptions::replace_open): what comes late for it is refused by its id.
   // Opens and validates `directory`, plans, and stages, all on a thread of its own: what is wrong
   // with the directory shows as phase kFailed and as the error of finish_reload, and the weights
   // that serve are untouched. Errors here: kInvalidArgument for an option that is unknown, out of
@@ -140,7 +141,8 @@ class Engine {
   // Every tensor that a complete reload brings, in the live checkpoint's names.
   std::vector<TensorInfo> loadable_tensors() const;
   // The first `most` values of a loaded tensor, as float32 in row order. Errors: kNotFound with the
-  // nearest names; kUnsupported for a tensor that is kept only in packed form, naming its slots.
+  // nearest names; kUnsupported for a tensor that is kept only in packed form, naming its slots;
+  // kPoisoned.
   Result<std::vector<float>> read_tensor(const std::string& name, std::size_t most) const;
   std::optional<ReloadReport> last_reload() const;
   // What begin_reload would do with the weights that are live now. Touches nothing. Errors: what is

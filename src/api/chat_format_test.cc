@@ -231,8 +231,8 @@ TEST(HarmonyReply, ChannelsBecomeContentReasoningAndCalls) {
       "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>analysis<|message|>So."
       "<|end|><|start|>assistant<|channel|>commentary<|message|>Let me look.<|end|>"
       "<|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json"
-      "<|message|>{\"a\": 1}<|end|><|start|>assistant to=functions.now<|channel|>commentary<|message|>{}"
-      "<|call|>");
+      "<|message|>{\"a\": 1}<|end|><|start|>assistant to=functions.now<|channel|>commentary"
+      "<|message|>{}<|call|>");
   EXPECT_EQ(said.reasoning, "Hm.\nSo.");
   EXPECT_EQ(said.content, "Let me look.");
   EXPECT_THAT(said.calls, ElementsAre("get_weather:{\"a\": 1}", "now:{}"));

@@ -6,6 +6,7 @@
 #include "api/tokenizer_impl.h"
 #include "engine/engine_core.h"
 #include "engine/push_manifest.h"
+#include "engine/read_tensor.h"
 
 namespace holdfast {
 
@@ -78,6 +79,9 @@ Status Engine::end_push(std::uint64_t reload_id) { return impl_->core->end_push(
 ReloadStatus Engine::reload_status() const { return impl_->core->reload_status(); }
 std::vector<TensorInfo> Engine::loadable_tensors() const {
   return engine::loadable_tensors(impl_->core->runtime().registry());
+}
+Result<std::vector<float>> Engine::read_tensor(const std::string& name, std::size_t most) const {
+  return engine::read_tensor(impl_->core->runtime().registry(), name, most);
 }
 std::optional<ReloadReport> Engine::last_reload() const { return impl_->core->last_reload(); }
 Result<PlanReport> Engine::plan_reload(const std::string& directory,
