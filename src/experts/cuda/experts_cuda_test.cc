@@ -41,6 +41,9 @@ class GpuLayer {
   ~GpuLayer() { registry_.close(); }
 
   void load(const Tensors& tensors) {
+    for (device::Arena* arena : registry_.versioned_arenas()) {
+      arena->protect(device::Protection::kReadWrite).value();
+    }
     for (const storage::ParameterSpec& parameter : registry_.parameters()) {
       const HostTensor& tensor =
           tensors.at(parameter.name.substr(parameter.name.rfind('.') + 1));

@@ -85,7 +85,9 @@ void bench_linear(device::Device& gpu, const char* name, std::int64_t inputs,
                   std::int64_t outputs) {
   Bench bench(gpu);
   std::vector<TensorView> weights;
-  for (int i = 0; i < kLayers; ++i) weights.push_back(bench.random(DType::kBF16, {outputs, inputs}));
+  for (int i = 0; i < kLayers; ++i) {
+    weights.push_back(bench.random(DType::kBF16, {outputs, inputs}));
+  }
   for (const std::int64_t rows : {1, 8, 16, 32, 64, 256}) {
     const TensorView x = bench.random(DType::kF32, {rows, inputs});
     const TensorView out = bench.random(DType::kF32, {rows, outputs});
@@ -148,10 +150,15 @@ void bench_experts(device::Device& gpu) {
                          .value());
   }
   registry.seal(gpu).value();
+  for (device::Arena* arena : registry.versioned_arenas()) {
+    arena->protect(device::Protection::kReadWrite).value();
+  }
   for (const storage::Slot& slot : registry.slots()) {
     std::vector<std::byte> bytes(slot.range.bytes);
     const bool scales = slot.spec.name.find("scales") != std::string::npos;
-    for (auto& byte : bytes) byte = scales ? std::byte{120} : static_cast<std::byte>(bench.rng().next());
+    for (auto& byte : bytes) {
+      byte = scales ? std::byte{120} : static_cast<std::byte>(bench.rng().next());
+    }
     if (slot.spec.dtype == DType::kF32) std::fill(bytes.begin(), bytes.end(), std::byte{0x3F});
     gpu.write(registry.view(slot.id).address, bytes.data(), bytes.size()).value();
   }
