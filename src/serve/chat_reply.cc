@@ -219,7 +219,7 @@ class ChatReply final : public ReplyFormat {
   void write_logprob(JsonWriter& out, std::int32_t id, float logprob) {
     out.field("token", names_.name(id)).key("logprob").logprob(logprob);
     out.key("bytes").begin_array();
-    for (const char c : names_.text(id)) out.value(static_cast<unsigned>(static_cast<unsigned char>(c)));
+    for (const char c : names_.text(id)) out.value(static_cast<unsigned char>(c));
     out.end_array();
   }
 

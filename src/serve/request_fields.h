@@ -1,5 +1,5 @@
-// What the requests of every dialect have in common, and the reading of the fields that OpenAI's and
-// vLLM's share. Pure functions over a parsed body: they see no engine. I/O threads.
+// What the requests of every dialect have in common, and the reading of the fields that OpenAI's
+// and vLLM's share. Pure functions over a parsed body: they see no engine. I/O threads.
 #pragma once
 
 #include <cstdint>

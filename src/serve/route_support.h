@@ -28,7 +28,8 @@ class RouteSupport {
   PlanInput plan_input(std::string_view param) const;
   // `prefix`: "cmpl-" and the like.
   ReplyContext reply_context(std::string_view prefix, const std::string& request_id) const;
-  void start(GenerationPlan plan, std::unique_ptr<ReplyFormat> format, ResponderPtr responder) const;
+  void start(GenerationPlan plan, std::unique_ptr<ReplyFormat> format,
+             ResponderPtr responder) const;
 
  private:
   ServeContext& context_;
