@@ -99,8 +99,8 @@ Status EngineCore::reach_boundary() {
     // poisoned them, and the next line says so; or requests still have to end.
     static_cast<void>(commit_ready());
   }
-  const bool drains = draining_ && reload_phase() == ReloadPhase::kReady;
-  requests_->hold_admission(held_ || drains);
+  draining_ = draining_ && reload_phase() == ReloadPhase::kReady;
+  requests_->hold_admission(held_ || draining_);
   return check_not_poisoned();
 }
 

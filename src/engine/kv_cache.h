@@ -35,6 +35,7 @@ class KvCache {
   // Prefixes that other weights made are forgotten, and what rows hold now is never kept: a row
   // that goes on over a change of weights is a mixture.
   void enter_epoch(std::uint64_t epoch);
+  std::uint64_t epoch() const { return epoch_; }
   // As if the weights had changed.
   void forget_prefixes();
 

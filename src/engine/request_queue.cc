@@ -123,6 +123,10 @@ void RequestQueue::abort_computed_after(std::uint64_t epoch) {
   const auto touched = [epoch](const Sequence& s) { return s.last_epoch > epoch; };
   abort_if(running_, touched);
   abort_if(preempted_, touched);
+  for (auto at = running_.begin(); at != running_.end();) {
+    const auto sequence = at++;
+    if (sequence->second->prefix_epoch > epoch) preempt(sequence);
+  }
 }
 
 void RequestQueue::apply(InFlight policy) {
@@ -139,14 +143,13 @@ void RequestQueue::apply(InFlight policy) {
 
 // ------------------------------------------------------------------------------ who runs
 
-void RequestQueue::preempt_last() {
-  const auto last = std::prev(running_.end());
-  leave_row(*last->second);
-  preempted_.insert(running_.extract(last));
+void RequestQueue::preempt(Sequences::iterator at) {
+  leave_row(*at->second);
+  preempted_.insert(running_.extract(at));
 }
 
 void RequestQueue::preempt_all() {
-  while (!running_.empty()) preempt_last();
+  while (!running_.empty()) preempt(std::prev(running_.end()));
 }
 
 // The queue whose first request is the next one to start; null when none may.
@@ -212,6 +215,7 @@ void RequestQueue::take_prefix(Sequence& sequence) {
   const std::int64_t before = sequence.computed_tokens;
   if (!sequence.may_use_cached_prefix() || before % kPageSize != 0) return;
   sequence.computed_tokens = kv_.take_prefix(sequence.row, sequence.tokens, before);
+  if (sequence.computed_tokens > before) sequence.prefix_epoch = kv_.epoch();
   // What the request itself has computed, before it was preempted, is no gift.
   const std::int64_t gift = std::min(sequence.computed_tokens, sequence.prompt_tokens) -
                             std::max(before, sequence.taken_tokens);
@@ -271,7 +275,7 @@ Status RequestQueue::plan(std::uint64_t epoch, const WriteTable& write_table) {
   // Who is left gets the rows of those that went, so that the demands are counted anew.
   for (std::size_t kept = count_kept(chunks); kept < running_.size(); kept = count_kept(chunks)) {
     counts_.preemptions += running_.size() - kept;
-    while (running_.size() > kept) preempt_last();
+    while (running_.size() > kept) preempt(std::prev(running_.end()));
     chunks = plan_chunks();
   }
   for (const StepChunk& chunk : chunks) {

@@ -57,7 +57,8 @@ class RequestQueue {
   // What a commit does to the requests that have started. Asserts that there are none with kDrain.
   void apply(InFlight policy);
   // Ends the started requests that a step of a later epoch than `epoch` touched: after a roll-back
-  // their tokens, keys and values come from weights that are gone.
+  // their tokens, keys and values come from weights that are gone. One that has only taken cached
+  // pages of such weights computes them anew.
   void abort_computed_after(std::uint64_t epoch);
 
   // Without what reloads count.
@@ -84,7 +85,7 @@ class RequestQueue {
   std::vector<StepChunk> plan_chunks();
   std::size_t count_kept(std::span<const StepChunk> chunks) const;
   void fill_batch(std::span<const StepChunk> chunks);
-  void preempt_last();
+  void preempt(Sequences::iterator at);
   void preempt_all();
   void leave_row(Sequence& sequence);
   void count_step();

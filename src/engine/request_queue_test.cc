@@ -24,8 +24,21 @@ Settings small_settings() {
 
 class Queue : public testing::Test {
  protected:
-  RequestId submit(std::int64_t prompt_tokens, std::int64_t max_tokens) {
+  struct Change {
+    std::int64_t page_count = 8;
+    std::int64_t max_waiting = 64;
+  };
+  static RequestQueue make_queue(const Change& change) {
+    Settings settings = small_settings();
+    settings.page_count = change.page_count;
+    settings.max_waiting = change.max_waiting;
+    return RequestQueue(settings, {.size = kVocab, .eos_token_ids = {3}});
+  }
+
+  RequestId submit(std::int64_t prompt_tokens, std::int64_t max_tokens,
+                   const std::string& salt = "") {
     Request request;
+    request.cache_salt = salt;
     request.prompt_ids.assign(static_cast<std::size_t>(prompt_tokens), 1);
     request.max_tokens = max_tokens;
     return queue_.submit(std::move(request)).value();
@@ -168,6 +181,191 @@ TEST_F(Queue, AStopTokenOfTheRequestEndsIt) {
   const auto events = queue_.take_events();
   EXPECT_EQ(events.front().finish_reason, FinishReason::kStop);
   EXPECT_EQ(events.front().token->id, 2);
+}
+
+// ------------------------------------------------------------------------------ who goes first
+
+TEST_F(Queue, TheLowestPriorityGoesFirstAndEqualsInTheOrderOfSubmission) {
+  const auto with_priority = [this](std::int64_t priority) {
+    Request request;
+    request.prompt_ids = {1};
+    request.max_tokens = 1;
+    request.priority = priority;
+    return queue_.submit(std::move(request)).value();
+  };
+  const RequestId late = with_priority(7), first_of_two = with_priority(2),
+                  second_of_two = with_priority(2), first = with_priority(-1);
+  std::vector<RequestId> ended;
+  while (!queue_.idle()) {
+    ASSERT_TRUE(step(1).ok());
+    for (const Event& event : queue_.take_events()) ended.push_back(event.request);
+  }
+  EXPECT_EQ(ended, (std::vector<RequestId>{first, first_of_two, second_of_two, late}));
+}
+
+// Two that would each fill the cache: they can't run together, and neither may wait for ever.
+TEST_F(Queue, TwoRequestsThatNeedAllPagesDoNotPreemptEachOtherForEver) {
+  queue_ = make_queue({.page_count = 4});
+  const RequestId first = submit(4, 61), second = submit(4, 61);
+  std::map<std::uint64_t, std::int64_t> tokens;
+  std::vector<RequestId> ended;
+  int steps = 0;
+  while (!queue_.idle()) {
+    ASSERT_LT(++steps, 300);
+    ASSERT_TRUE(step(1).ok());
+    for (const Event& event : queue_.take_events()) {
+      tokens[event.request.value] += event.token ? 1 : 0;
+      if (event.finish_reason) ended.push_back(event.request);
+    }
+  }
+  EXPECT_EQ(ended, (std::vector<RequestId>{first, second}));
+  EXPECT_EQ(tokens[first.value], 61);
+  EXPECT_EQ(tokens[second.value], 61) << "none told twice, none lost";
+  EXPECT_EQ(queue_.stats().preemptions, 1u);
+}
+
+TEST_F(Queue, ARequestThatDoesNotFitHoldsBackThoseBehindIt) {
+  queue_ = make_queue({.page_count = 4});
+  const RequestId running = submit(40, 3);  // three pages
+  ASSERT_TRUE(step(1).ok());
+  const RequestId large = submit(33, 1, "shares nothing"), small = submit(1, 1);
+  std::vector<RequestId> ended;
+  while (!queue_.idle()) {
+    ASSERT_TRUE(step(1).ok());
+    for (const Event& event : queue_.take_events()) {
+      if (event.finish_reason) ended.push_back(event.request);
+    }
+  }
+  EXPECT_EQ(ended, (std::vector<RequestId>{running, small, large}))
+      << "small starts together with large, and needs fewer steps";
+  EXPECT_EQ(queue_.stats().preemptions, 0u);
+}
+
+TEST_F(Queue, WhenPagesRunOutTheHighestPriorityNumberGivesWayWhoeverCameFirst) {
+  queue_ = make_queue({.page_count = 4});
+  Request request;
+  request.prompt_ids.assign(31, 1);
+  request.max_tokens = 20;
+  request.priority = 1;
+  const RequestId unimportant = queue_.submit(request).value();
+  request.priority = 0;
+  request.cache_salt = "another";
+  const RequestId important = queue_.submit(request).value();
+  std::vector<RequestId> ended;
+  while (!queue_.idle()) {
+    ASSERT_TRUE(step(1).ok());
+    for (const Event& event : queue_.take_events()) {
+      if (event.finish_reason) ended.push_back(event.request);
+    }
+  }
+  EXPECT_EQ(ended, (std::vector<RequestId>{important, unimportant}));
+  EXPECT_GE(queue_.stats().preemptions, 1u);
+}
+
+TEST_F(Queue, HeldAdmissionStartsNothingAndLetsThePreemptedGoOn) {
+  queue_ = make_queue({.page_count = 4});
+  const RequestId first = submit(31, 20), second = submit(31, 20, "salt");
+  while (queue_.stats().preemptions == 0) {
+    ASSERT_TRUE(step(1).ok());
+  }
+  const RequestId third = submit(1, 1);
+  queue_.hold_admission(true);
+  queue_.take_events();
+  std::vector<RequestId> ended;
+  while (queue_.started() > 0) {
+    ASSERT_TRUE(step(1).ok());
+    for (const Event& event : queue_.take_events()) {
+      if (event.finish_reason) ended.push_back(event.request);
+    }
+  }
+  EXPECT_EQ(ended, (std::vector<RequestId>{first, second}));
+  ASSERT_TRUE(step(1).ok());
+  EXPECT_TRUE(rows_.empty());
+  EXPECT_EQ(queue_.stats().waiting, 1);
+  queue_.hold_admission(false);
+  ASSERT_TRUE(step(1).ok());
+  EXPECT_EQ(queue_.take_events().front().request, third);
+}
+
+TEST_F(Queue, CancellingAllSparesThoseThatWaitUnlessTheyAreMeant) {
+  for (int i = 0; i < 5; ++i) submit(2, 9);
+  ASSERT_TRUE(step(1).ok());
+  queue_.take_events();
+  EXPECT_EQ(queue_.cancel_all(false), 2u);
+  EXPECT_EQ(queue_.take_events().size(), 2u);
+  EXPECT_EQ(queue_.stats().waiting, 3);
+  EXPECT_EQ(queue_.cancel_all(true), 3u);
+  for (const Event& event : queue_.take_events()) {
+    EXPECT_EQ(event.finish_reason, FinishReason::kAbort);
+  }
+  EXPECT_TRUE(queue_.idle());
+  EXPECT_EQ(queue_.stats().kv_pages_used, 0);
+}
+
+TEST_F(Queue, TheQueueRefusesMoreThanMayWait) {
+  queue_ = make_queue({.max_waiting = 3});
+  for (int i = 0; i < 3; ++i) submit(2, 9);
+  Request request;
+  request.prompt_ids = {1};
+  const auto refused = queue_.submit(request);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code(), ErrorCode::kResourceExhausted);
+  EXPECT_NE(refused.error().message().find("max_waiting"), std::string::npos);
+  ASSERT_TRUE(step(1).ok());  // two of them run now
+  EXPECT_TRUE(queue_.submit(request).ok());
+}
+
+// ------------------------------------------------------------------------------ prefixes
+
+TEST_F(Queue, EqualPromptsThatComeTogetherAreComputedOnce) {
+  for (int i = 0; i < 2; ++i) submit(33, 1);
+  while (!queue_.idle()) {
+    ASSERT_TRUE(step(1).ok());
+    queue_.take_events();
+  }
+  const EngineStats stats = queue_.stats();
+  EXPECT_EQ(stats.prefix_queries, 66u);
+  EXPECT_EQ(stats.prefix_hits, 32u);
+  EXPECT_EQ(stats.prompt_tokens, 34u);
+  EXPECT_EQ(stats.generated_tokens, 2u);
+}
+
+TEST_F(Queue, ARequestThatAsksAboutItsPromptComputesAllOfIt) {
+  submit(33, 1);
+  while (!queue_.idle()) {
+    ASSERT_TRUE(step(1).ok());
+    queue_.take_events();
+  }
+  Request request;
+  request.prompt_ids.assign(33, 1);
+  request.max_tokens = 1;
+  request.prompt_logprobs = true;
+  ASSERT_TRUE(queue_.submit(request).ok());
+  ASSERT_TRUE(step(1).ok());
+  EXPECT_EQ(rows_.size(), 8u);
+  EXPECT_EQ(rows_.front().position, 0);
+}
+
+// Its prefix was made by weights that are gone, though it has computed nothing yet.
+TEST_F(Queue, ARollBackTakesAPrefixOfTheUndoneWeightsFromWhoeverHasIt) {
+  submit(33, 1);
+  while (!queue_.idle()) {
+    ASSERT_TRUE(step(2).ok());
+    queue_.take_events();
+  }
+  submit(60, 1, "first in order, so that the other gets no row");
+  const RequestId with_prefix = submit(60, 1);
+  ASSERT_TRUE(step(2).ok());
+  EXPECT_EQ(queue_.stats().prefix_hits, 32u);
+  queue_.abort_computed_after(1);
+  queue_.enter_epoch(1);
+  ASSERT_EQ(queue_.take_events().size(), 1u);
+  ASSERT_TRUE(step(1).ok());
+  EXPECT_EQ(rows_.front().position, 0);
+  while (!queue_.idle()) {
+    ASSERT_TRUE(step(1).ok());
+    for (const Event& event : queue_.take_events()) EXPECT_EQ(event.request, with_prefix);
+  }
 }
 
 }  // namespace

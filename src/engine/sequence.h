@@ -25,6 +25,7 @@ struct Sequence {
   std::int32_t row = -1;                // of the block tables; -1: waits
   bool started = false;                 // it has run, so that a held admission does not stop it
   std::uint64_t last_epoch = 0;         // of the last step that computed a position
+  std::uint64_t prefix_epoch = 0;       // of the cached pages that it took last
   std::vector<float> prompt_logprobs;   // until the first event
   bool ended = false;
 
