@@ -66,7 +66,7 @@ svg { display: block; width: 100%; }
 .bar { display: flex; height: 14px; border-radius: 7px; overflow: hidden; background: var(--track);
   margin: 8px 0; }
 .bar i { display: block; height: 100%; }
-.key { display: flex; flex-wrap: wrap; gap: 2px 16px; color: var(--soft); font-size: 12px; }
+.key { display: flex; flex-wrap: wrap; gap: 2px 16px; margin-top: 8px; color: var(--soft); font-size: 12px; }
 .key i { display: inline-block; width: 9px; height: 9px; border-radius: 2px; margin-right: 5px; }
 .teal { background: var(--teal); } .sky { background: var(--sky); }
 .amber { background: var(--amber); } .violet { background: var(--violet); }
@@ -264,7 +264,7 @@ function drawReloads(list) {
       make("td", "l " + (good ? "good" : r.state === "poisoned" ? "fail" : "warn"),
         r.state.replace("_", " ")),
       make("td", "wide", bar(make("div", "bar"), phases(r).map(p => [p[0], p[1] / longest]))),
-      ...phases(r).map(p => make("td", "", ms(p[1]))),
+      ...phases(r).map(p => make("td", "", p[1] ? ms(p[1]) : "\u2013")),
       make("td", "", bytes(r.source_bytes)),
       make("td", r.slots_moved ? "fail" : "", String(r.slots_moved)));
     row.title = [r.strategy, r.source, ...r.warnings].filter(Boolean).join("\n");
@@ -304,7 +304,8 @@ function show(s) {
   const seconds = before ? (s.now_unix_ms - before.now_unix_ms) / 1000 : 0;
   const rate = name => seconds > 0 ?
     Math.max(0, (s.counters[name] - before.counters[name]) / seconds) : null;
-  const generated = rate("generated_tokens");
+  const generated = rate("generated_tokens"), prompted = rate("prompt_tokens");
+  const stepped = rate("steps");
   const now = Date.now();
   history.push({t: now, rate: generated, running: s.requests.running, waiting: s.requests.waiting,
     epoch: s.epoch});
@@ -312,8 +313,8 @@ function show(s) {
   before = s;
   if (generated !== null) {
     put("rate", count(Math.round(generated)));
-    put("rate2", "and " + count(Math.round(rate("prompt_tokens"))) + " prompt tokens, " +
-      count(Math.round(rate("steps"))) + " steps");
+    put("rate2", "and " + count(Math.round(prompted)) + " prompt tokens, " +
+      count(Math.round(stepped)) + " steps");
   }
   put("version", s.version);
   put("epoch", s.epoch);
