@@ -66,7 +66,8 @@ svg { display: block; width: 100%; }
 .bar { display: flex; height: 14px; border-radius: 7px; overflow: hidden; background: var(--track);
   margin: 8px 0; }
 .bar i { display: block; height: 100%; }
-.key { display: flex; flex-wrap: wrap; gap: 2px 16px; margin-top: 8px; color: var(--soft); font-size: 12px; }
+.key { display: flex; flex-wrap: wrap; gap: 2px 16px; margin-top: 8px; color: var(--soft);
+  font-size: 12px; }
 .key i { display: inline-block; width: 9px; height: 9px; border-radius: 2px; margin-right: 5px; }
 .teal { background: var(--teal); } .sky { background: var(--sky); }
 .amber { background: var(--amber); } .violet { background: var(--violet); }
