@@ -91,7 +91,15 @@ bool Connection::wants_input() const {
 
 // Waits for input without a buffer of its own: thousands of idle connections hold no memory.
 void Connection::read() {
-  if (reading_ || !wants_input()) return;
+  if (reading_) return;
+  if (!wants_input()) {
+    // The client is not slow while it is us who do not read.
+    if (phase_ == Phase::kUpload) read_deadline_ = Clock::time_point::max();
+    return;
+  }
+  if (phase_ == Phase::kUpload && read_deadline_ == Clock::time_point::max()) {
+    expect_read(shared_.options.limits.body_timeout_ms);
+  }
   reading_ = true;
   socket_.async_wait(asio::ip::tcp::socket::wait_read,
                      [self = shared_from_this()](const error_code&) {
@@ -101,7 +109,7 @@ void Connection::read() {
 }
 
 void Connection::on_readable() {
-  if (!wants_input()) return;
+  if (!wants_input()) return read();
   error_code error;
   const std::size_t count = socket_.read_some(asio::buffer(worker_.buffer), error);
   if (error == asio::error::would_block || error == asio::error::try_again) return read();
@@ -255,11 +263,8 @@ void Connection::on_read_deadline() {
   switch (phase_) {
     case Phase::kHeader:
       return refuse(408, "the request's header did not come in time");
-    case Phase::kUpload:
-      // The client is not slow while it is us who do not read.
-      if (!wants_input()) return expect_read(shared_.options.limits.body_timeout_ms);
-      return refuse(408, "the request's body did not come in time");
     case Phase::kBody:
+    case Phase::kUpload:
       return refuse(408, "the request's body did not come in time");
     case Phase::kIdle:
     case Phase::kLinger:

@@ -24,8 +24,8 @@ std::string lower(View text) {
   return result;
 }
 
-// Wherever a chunked body stands, this many bytes are still to come ("0", line end, line end); Beast
-// asserts that it is not shown fewer of its end.
+// Wherever a chunked body stands, this many bytes are still to come ("0", line end, line end);
+// Beast asserts that it is not shown fewer of its end.
 constexpr std::size_t kShortestEnd = 5;
 
 // Collects what Beast finds.

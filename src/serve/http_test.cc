@@ -235,11 +235,13 @@ TEST_F(HttpTest, ARequestIdThatCannotStandInALogIsReplaced) {
 TEST_F(HttpTest, ExpectContinueIsAnsweredBeforeTheBody) {
   start();
   RawClient client(port());
-  client.send("POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\nExpect: 100-continue\r\n\r\n");
+  const std::string fields = " HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n"
+                             "Expect: 100-continue\r\n\r\n";
+  client.send("POST /echo" + fields);
   EXPECT_EQ(client.answer(true).status, 100);
   client.send("body");
   EXPECT_EQ(client.answer().body, "body");
-  client.send("POST /none HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\nExpect: 100-continue\r\n\r\n");
+  client.send("POST /none" + fields);
   EXPECT_EQ(client.answer().status, 404);
 }
 

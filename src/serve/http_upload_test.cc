@@ -246,7 +246,7 @@ TEST_F(HttpUploadTest, WhatIsNotHttpInTheMiddleOfABodyIsRefused) {
 
 TEST_F(HttpUploadTest, ASlowClientIsCutAndASlowUploadIsNot) {
   HttpLimits limits;
-  limits.body_timeout_ms = 50;
+  limits.body_timeout_ms = 200;
   start(limits);
   RawClient slow(port_);
   slow.send(head(10) + "x");
