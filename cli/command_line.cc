@@ -169,6 +169,10 @@ void add_generate(CLI::App& root, CommandLine& line) {
       ->check(integer(0, std::numeric_limits<std::int32_t>::max()))->type_name("ID")
       ->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
       ->default_str("");
+  app.add_option("--stop", line.request.stop,
+                 "end where the text holds this, wherever tokens end; it is not shown (repeatable)")
+      ->type_name("STRING")->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->default_str("");
   app.add_flag("--prompt-logprobs", line.request.prompt_logprobs,
                "also the log probabilities of the prompt's tokens");
   add_text_rules(app, line.request, true);
@@ -328,6 +332,15 @@ Status check(const CommandLine& line) {
   if (line.request.stop_token_ids.size() > kMaxStopTokenIds) {
     return usage(fmt::format("--stop-token stands {} times, at most {}",
                              line.request.stop_token_ids.size(), kMaxStopTokenIds));
+  }
+  if (line.request.stop.size() > kMaxStopStrings) {
+    return usage(fmt::format("--stop stands {} times, at most {}", line.request.stop.size(),
+                             kMaxStopStrings));
+  }
+  for (const std::string& stop : line.request.stop) {
+    if (!stop.empty() && stop.size() <= kMaxStopBytes) continue;
+    return usage(fmt::format("a --stop string of {} bytes, expected 1 to {}", stop.size(),
+                             kMaxStopBytes));
   }
   if (line.command == "census" && !line.reload.to.empty() && line.inject.empty()) {
     return usage("census: --to is for --inject");

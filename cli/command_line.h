@@ -36,6 +36,7 @@ struct RequestFlags {
   std::int64_t max_tokens = 128;
   bool ignore_eos = false;
   std::vector<std::int32_t> stop_token_ids;
+  std::vector<std::string> stop;
   bool prompt_logprobs = false;
   bool plain_text = false;    // special tokens written in a prompt are text
   bool skip_special = false;  // special tokens are left out of the text that comes back
@@ -82,6 +83,8 @@ std::string_view help_footer(std::string_view command);
 // The ranges that a request's fields may have; flags and input lines share them.
 inline constexpr std::int64_t kMaxRequestTokens = 1 << 20;
 inline constexpr std::size_t kMaxStopTokenIds = 64;
+inline constexpr std::size_t kMaxStopStrings = 16;
+inline constexpr std::size_t kMaxStopBytes = 1024;
 
 // One function a command; each returns the process's exit code and has said on stderr what failed.
 int run_generate(const CommandLine& line);

@@ -10,22 +10,11 @@
 #include "cli/request_line.h"
 #include "cli/session.h"
 #include "holdfast/engine.h"
-#include "holdfast/tokenizer.h"
 
 namespace holdfast::cli {
 namespace {
 
-// The ids whose text the user sees: all but the stop token that ended the request.
-std::vector<std::int32_t> visible_ids(const Outcome& outcome) {
-  std::vector<std::int32_t> ids;
-  ids.reserve(outcome.tokens.size());
-  for (const Token& token : outcome.tokens) ids.push_back(token.id);
-  if (outcome.finish_reason == FinishReason::kStop && !ids.empty()) ids.pop_back();
-  return ids;
-}
-
-Result<std::string> outcome_json(const RequestLine& line, const Outcome& outcome,
-                                 const Tokenizer& tokenizer, bool skip_special) {
+std::string outcome_json(const RequestLine& line, const Outcome& outcome) {
   JsonObject object;
   if (line.id) object.add_raw("id", *line.id);
   if (outcome.error) {
@@ -40,8 +29,7 @@ Result<std::string> outcome_json(const RequestLine& line, const Outcome& outcome
     logprobs.push_back(token.logprob);
     epochs.push_back(token.epoch);
   }
-  HF_ASSIGN(const std::string text, tokenizer.decode(visible_ids(outcome), skip_special));
-  object.add("ids", std::span<const std::int32_t>(ids)).add("text", text);
+  object.add("ids", std::span<const std::int32_t>(ids)).add("text", outcome.text);
   object.add("logprobs", std::span<const float>(logprobs));
   if (line.request.prompt_logprobs) {
     object.add("prompt_logprobs", std::span<const float>(outcome.prompt_logprobs));
@@ -58,9 +46,7 @@ Status generate_json(const CommandLine& flags, Engine& engine,
   ProgressLine progress(flags.quiet);
   const auto done = [&](std::size_t index, Outcome& outcome) -> Status {
     if (outcome.error) ++failed_count;
-    HF_ASSIGN(const std::string json, outcome_json(lines[index], outcome, engine.tokenizer(),
-                                                   flags.request.skip_special));
-    HF_TRY(output->write(json));
+    HF_TRY(output->write(outcome_json(lines[index], outcome)));
     // A reader of stdout sees each result as soon as it is there.
     return flags.output.empty() ? output->flush() : Status{};
   };
@@ -71,7 +57,6 @@ Status generate_json(const CommandLine& flags, Engine& engine,
 // Prints the continuation of one prompt while it grows.
 Status generate_text(const CommandLine& flags, Engine& engine, const RequestLine& line) {
   HF_ASSIGN(const std::unique_ptr<Output> output, Output::open(flags.output));
-  Tokenizer::Stream stream = engine.tokenizer().stream(flags.request.skip_special);
   const auto start = std::chrono::steady_clock::now();
   HF_ASSIGN(const RequestId id, engine.submit(line.request));
   std::uint64_t token_count = 0;
@@ -82,15 +67,12 @@ Status generate_text(const CommandLine& flags, Engine& engine, const RequestLine
     for (const Event& event : events) {
       if (event.request != id) continue;
       reason = event.finish_reason;
-      if (!event.token) continue;
-      ++token_count;
-      if (reason == FinishReason::kStop) continue;
-      HF_ASSIGN(const std::string piece, stream.push(event.token->id));
-      HF_TRY(output->write(piece));
+      if (event.token) ++token_count;
+      HF_TRY(output->write(event.text));
     }
     HF_TRY(output->flush());
   }
-  HF_TRY(output->write(stream.finish() + "\n"));
+  HF_TRY(output->write("\n"));
   HF_TRY(output->finish());
   if (!flags.quiet && stderr_is_terminal()) {
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
@@ -109,6 +91,7 @@ Result<std::vector<RequestLine>> read_lines(const CommandLine& flags) {
     line.place = "--prompt";
     line.text = *flags.prompt;
     line.request = request_from_flags(flags.request);
+    line.request.want_text = true;
     lines.push_back(std::move(line));
     return lines;
   }
@@ -116,6 +99,7 @@ Result<std::vector<RequestLine>> read_lines(const CommandLine& flags) {
   lines.reserve(objects.size());
   for (const LineObject& object : objects) {
     HF_ASSIGN(RequestLine line, read_generate_line(object, flags.request));
+    line.request.want_text = true;
     lines.push_back(std::move(line));
   }
   return lines;

@@ -16,6 +16,7 @@ Results go to stdout, everything else to stderr; progress is shown on a terminal
 constexpr std::string_view kGenerate = R"(Examples:
   holdfast generate --model DIR --prompt "ROMEO:" --max-tokens 64
   holdfast generate --model DIR --prompt "ROMEO:" --temperature 0.8 --top-p 0.95 --seed 7 --json
+  holdfast generate --model DIR --prompt "ROMEO:" --stop "JULIET:" --stop "NURSE:"
   holdfast generate --model DIR --input prompts.jsonl > results.jsonl
   echo '{"prompt_ids": [312, 34], "max_tokens": 8}' | holdfast generate --model DIR --input -
 
@@ -26,8 +27,9 @@ A line of --input is one JSON object:
                                  as the flags, which are the default of every line
 Results are JSON Lines in the order of the input, whatever finishes first:
   id ids text logprobs finish_reason epoch epochs (and prompt_logprobs where asked for)
-`ids` ends with the stop token, `text` does not show it. `epoch` says which weights made the last
-token, `epochs` which made each. A log probability of minus infinity is null.
+`ids` ends with the token that ended the request; `text` shows neither a stop token nor what --stop,
+which holds for every line, has found. `epoch` says which weights made the last token, `epochs`
+which made each. A log probability of minus infinity is null.
 
 The whole input is checked before anything runs: a line that is wrong stops the command with its
 file, line and field, and nothing is generated. Should a line fail later, the others come back all

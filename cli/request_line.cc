@@ -86,6 +86,8 @@ Request request_from_flags(const RequestFlags& flags) {
   request.max_tokens = flags.max_tokens;
   request.ignore_eos = flags.ignore_eos;
   request.stop_token_ids = flags.stop_token_ids;
+  request.stop = flags.stop;
+  request.skip_special = flags.skip_special;
   request.prompt_logprobs = flags.prompt_logprobs;
   return request;
 }

@@ -76,6 +76,7 @@ class Batch {
     if (found == outstanding_.end()) return;
     Outcome& outcome = outcomes_[found->second];
     if (!event.prompt_logprobs.empty()) outcome.prompt_logprobs = std::move(event.prompt_logprobs);
+    outcome.text += event.text;
     if (event.token) {
       outcome.tokens.push_back(*event.token);
       ++token_count_;

@@ -29,6 +29,7 @@ std::function<void(const Progress&)> show_progress(std::shared_ptr<ProgressLine>
 // What became of one request.
 struct Outcome {
   std::vector<Token> tokens;
+  std::string text;  // where the request wants it
   std::vector<float> prompt_logprobs;
   std::optional<FinishReason> finish_reason;
   std::uint64_t epoch = 0;  // of the last token; without tokens the engine's when it finished

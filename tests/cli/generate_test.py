@@ -73,6 +73,23 @@ class Generate(harness.TestCase):
         self.assertEqual(result["ids"], prompt["greedy_ids"][:stop + 1])
         self.assertEqual(result["text"], prompt["greedy_text"].split("<|return|>")[0])
 
+    def test_a_stop_string_ends_text_and_results_wherever_tokens_end(self):
+        prompt = reference("gptoss-tiny-A")[4]
+        text = prompt["greedy_text"]
+        stop = text[len(text) // 2:len(text) // 2 + 5]
+        flags = ["--max-tokens", 48, "--ignore-eos", "--stop", "never said", "--stop", stop]
+        done = run("generate", "--model", MODEL_A, "--prompt", prompt["text"], *flags)
+        self.check_done(done)
+        self.assertEqual(done.out, text[:text.index(stop)] + "\n")
+        done = run("generate", "--model", MODEL_A, "--input", "-", *flags,
+                   stdin=json_lines([{"prompt_ids": prompt["ids"]}]))
+        self.check_done(done)
+        result = done.lines()[0]
+        self.assertEqual(result["text"], text[:text.index(stop)])
+        self.assertEqual(result["finish_reason"], "stop")
+        self.assertLess(len(result["ids"]), 48)
+        self.assertEqual(result["ids"], prompt["greedy_ids"][:len(result["ids"])])
+
     def test_results_come_in_input_order_whatever_finishes_first(self):
         lines = [{"prompt": "KING:\n", "max_tokens": n, "id": f"r{i}", "ignore_eos": True}
                  for i, n in enumerate([40, 1, 17, 0, 2] * 6)]

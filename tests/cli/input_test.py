@@ -22,6 +22,8 @@ WRONG_FLAGS = [
      ["max-tokens"]),
     (["generate", "--model", MODEL_A, "--prompt", "x", "--seed", "-1"], ["seed"]),
     (["generate", "--model", MODEL_A, "--prompt", "x", "--stop-token", "-7"], ["-7"]),
+    (["generate", "--model", MODEL_A, "--prompt", "x", "--stop", ""], ["--stop", "0 bytes"]),
+    (["generate", "--model", MODEL_A, "--prompt", "x"] + ["--stop", "a"] * 17, ["17 times", "16"]),
     (["generate", "--model", MODEL_A, "--prompt", "x", "--threads", "100000"], ["100000"]),
     (["generate", "--model", MODEL_A, "--prompt", "x", "--max-sequences", "0"], ["0 is not"]),
     (["generate", "--model", MODEL_A, "--prompt", "x", "--kernels", "slow"],
