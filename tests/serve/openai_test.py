@@ -42,7 +42,8 @@ WRONG = [
     ({"prompt": "a", "bad_words": ["b"]}, "bad_words"),
     ({"prompt": "a", "use_beam_search": True}, "use_beam_search"),
     ({"prompt": "a", "cache_salt": ""}, "cache_salt"), ({"prompt": "a", "echo": 1}, "echo"),
-    ({"prompt": "a", "priority": "high"}, "priority"), ({"prompt": "a", "maxtokens": 5}, "maxtokens"),
+    ({"prompt": "a", "priority": "high"}, "priority"),
+    ({"prompt": "a", "maxtokens": 5}, "maxtokens"),
     (b'{"prompt":"a","prompt":"b"}', "prompt"),
     (b'{"prompt":' + b"[" * 100 + b"]" * 100 + b"}", None),
 ]
