@@ -4,14 +4,16 @@
 
 #include "base/error.h"
 #include "reload/verify.h"
+#include "storage/live_bytes.h"
 
 namespace holdfast::engine {
 
 namespace {
 
 // One line for a slot that is not what its commit stamped; empty for one that is.
-std::string defect_of(const storage::Registry& registry, const storage::Slot& slot) {
-  const auto live = registry.view(slot.id).const_span();
+Result<std::string> defect_of(const storage::Registry& registry, const storage::Slot& slot) {
+  storage::LiveBytes bytes(registry);
+  HF_ASSIGN(const auto live, bytes.of(slot.id));
   const auto value = registry.constant_value(slot.id);
   const base::Digest found = base::digest_of(live);
   if (slot.digest != found) {
@@ -19,7 +21,9 @@ std::string defect_of(const storage::Registry& registry, const storage::Slot& sl
                        storage::slot_class_name(slot.spec.slot_class), slot.spec.name,
                        found.to_hex(), slot.digest ? slot.digest->to_hex() : "nothing");
   }
-  if (value.empty() || std::equal(live.begin(), live.end(), value.begin(), value.end())) return {};
+  if (value.empty() || std::equal(live.begin(), live.end(), value.begin(), value.end())) {
+    return std::string();
+  }
   return fmt::format("constant {} is not its value", slot.spec.name);
 }
 
@@ -34,9 +38,8 @@ Result<VerifyReport> make_verify_report(const storage::Registry& registry) {
     if (!storage::is_versioned(slot.spec.slot_class)) continue;
     ++report.slots;
     report.bytes += slot.range.bytes;
-    if (std::string defect = defect_of(registry, slot); !defect.empty()) {
-      report.defects.push_back(std::move(defect));
-    }
+    HF_ASSIGN(std::string defect, defect_of(registry, slot));
+    if (!defect.empty()) report.defects.push_back(std::move(defect));
   }
   // Every slot is right: it is what lies between them.
   if (report.defects.empty()) report.defects.push_back(verified.error().message());

@@ -47,6 +47,7 @@ class Arrivals {
     std::uint64_t hashed = 0;
     std::optional<base::DigestStream> digest = {};
   };
+  bool was_zero(const storage::ParameterSpec& spec) const;
   const storage::Registry& registry_;
   const ReloadPlan& plan_;
   std::vector<Progress> progress_;  // by parameter

@@ -6,6 +6,7 @@
 #include "base/digest.h"
 #include "base/error.h"
 #include "reload/stager.h"
+#include "storage/live_bytes.h"
 
 namespace holdfast::reload {
 namespace {
@@ -13,7 +14,7 @@ namespace {
 // Preserving bytes that are no longer what was committed would make the damage permanent.
 Status check_live_digest(const storage::Registry& registry, storage::SlotId id) {
   const storage::Slot& slot = registry.slot(id);
-  const base::Digest found = base::digest_of(registry.view(id).const_span());
+  HF_ASSIGN(const base::Digest found, storage::LiveBytes(registry).digest(id));
   if (slot.digest.has_value() && *slot.digest == found) return {};
   return make_error(ErrorCode::kCorrupt,
                     "slot {} is to be preserved and has digest {}, the commit of epoch {} stamped "
@@ -33,14 +34,14 @@ std::span<const std::byte> constant_bytes(const StageTarget& target, storage::Sl
 
 Status stage_preserved(const StageTarget& target) {
   std::set<storage::SlotId> checked;
+  storage::LiveBytes live(target.registry);
   for (const PreserveStep& step : target.plan.preserved) {
     HF_TRY(target.guard.check("staging"));
     if (checked.insert(step.slot).second) {
       HF_TRY(check_live_digest(target.registry, step.slot));
     }
     if (!target.staging.live()) {
-      const auto from =
-          target.registry.view(step.slot).const_span().subspan(step.offset_bytes, step.bytes);
+      HF_ASSIGN(const auto from, live.of(step.slot, step.offset_bytes, step.bytes));
       std::memcpy(target.staging.bytes(step.slot).data() + step.offset_bytes, from.data(),
                   from.size());
     }

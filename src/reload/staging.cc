@@ -21,6 +21,9 @@ Result<std::unique_ptr<Staging>> Staging::create(const storage::Registry& regist
     StagedArena& staged = staging->arenas_.emplace_back();
     staged.arena = arena;
     staged.backing = std::move(backing).value();
+    if (!arena->device().host_addressable()) {
+      staged.image.assign(arena->memory().bytes, device::kPoisonByte);
+    }
   }
   staging->place_slots();
   staging->zero_padding();
@@ -39,6 +42,26 @@ std::unique_ptr<Staging> Staging::create_live(const storage::Registry& registry,
   return staging;
 }
 
+std::byte* Staging::target_of(StagedArena& arena) const {
+  if (live_) return arena.arena->memory().address;
+  return arena.image.empty() ? arena.backing.memory().address : arena.image.data();
+}
+
+Status Staging::upload(const StageGuard& guard) {
+  constexpr std::size_t kUploadBytes = std::size_t{64} << 20;  // between two looks at the guard
+  for (StagedArena& staged : arenas_) {
+    const std::span<const std::byte> image = staged.image;
+    for (std::size_t done = 0; done < image.size(); done += kUploadBytes) {
+      HF_TRY(guard.check("uploading"));
+      const auto part = image.subspan(done, std::min(kUploadBytes, image.size() - done));
+      HF_TRY(staged.arena->device().write(staged.backing.memory().address + done, part.data(),
+                                          part.size()));
+    }
+    staged.image = std::vector<std::byte>();
+  }
+  return {};
+}
+
 void Staging::place_slots() {
   progress_.resize(registry_.slots().size());
   std::vector<std::vector<device::AddressRange>> ranges(arenas_.size());
@@ -49,7 +72,7 @@ void Staging::place_slots() {
                                      [&](const StagedArena& a) { return a.arena == arena; });
     HF_ASSERT(staged != arenas_.end(), "a versioned slot lies in a versioned arena");
     const auto live = reinterpret_cast<std::uintptr_t>(arena->memory().address);
-    std::byte* const base = live_ ? arena->memory().address : staged->backing.memory().address;
+    std::byte* const base = target_of(*staged);
     progress_[slot.id.index()].address = base + (slot.range.begin - live);
     slots_.push_back(slot.id);
     ranges[static_cast<std::size_t>(staged - arenas_.begin())].push_back(slot.range);
@@ -76,21 +99,30 @@ void Staging::find_padding(std::size_t arena_index, std::vector<device::AddressR
 
 void Staging::zero_padding() {
   for (const Padding& padding : padding_) {
-    const StagedArena& arena = arenas_[padding.arena_index];
-    std::byte* staged = live_ ? arena.arena->memory().address : arena.backing.memory().address;
-    std::memset(staged + padding.offset, 0, padding.bytes);
+    std::memset(target_of(arenas_[padding.arena_index]) + padding.offset, 0, padding.bytes);
   }
 }
 
 Status Staging::check_live_padding() const {
+  std::vector<std::byte> copy;
+  const auto read = [&copy](const device::Arena& arena,
+                            const Padding& padding) -> Result<std::span<const std::byte>> {
+    const std::byte* begin = arena.memory().address + padding.offset;
+    if (arena.device().host_addressable()) return std::span(begin, padding.bytes);
+    copy.resize(padding.bytes);
+    HF_TRY(arena.device().read(copy.data(), begin, copy.size()));
+    return std::span<const std::byte>(copy);
+  };
   for (const Padding& padding : padding_) {
     const device::Arena& arena = *arenas_[padding.arena_index].arena;
-    const std::byte* begin = arena.memory().address + padding.offset;
+    HF_ASSIGN(const std::span<const std::byte> found, read(arena, padding));
+    const std::byte* begin = found.data();
     const auto* dirty = std::find_if(begin, begin + padding.bytes,
                                      [](std::byte byte) { return byte != std::byte{0}; });
     if (dirty == begin + padding.bytes) continue;
     return make_error(ErrorCode::kCorrupt, "arena {}: byte {} between its slots is {:#x}, not 0",
-                      arena.name(), dirty - arena.memory().address, static_cast<unsigned>(*dirty));
+                      arena.name(), padding.offset + static_cast<std::size_t>(dirty - begin),
+                      static_cast<unsigned>(*dirty));
   }
   return {};
 }

@@ -16,6 +16,7 @@
 #include "base/digest.h"
 #include "device/arena.h"
 #include "holdfast/result.h"
+#include "reload/guard.h"
 #include "reload/intervals.h"
 #include "storage/registry.h"
 #include "tensor/tensor_view.h"
@@ -27,6 +28,8 @@ struct StagedArena {
   device::Arena* arena = nullptr;
   device::Backing backing;
   device::Protection protection_before = device::Protection::kReadOnly;  // set by a commit
+  // What the backing will hold, where the host cannot write it; empty otherwise, and once uploaded.
+  std::vector<std::byte> image = {};
 };
 
 class Staging {
@@ -43,7 +46,7 @@ class Staging {
                                               std::uint64_t generation);
   bool live() const { return live_; }
 
-  // Where a versioned slot's next bytes lie. Asserts that the slot is versioned.
+  // Where a versioned slot's next bytes lie, for the host. Asserts that the slot is versioned.
   tensor::TensorView view(storage::SlotId id) const;
   std::span<std::byte> bytes(storage::SlotId id) const { return view(id).span(); }
 
@@ -61,6 +64,9 @@ class Staging {
   // Errors: kCorrupt naming the first versioned slot with a byte that was not written in this
   // generation, and where.
   Status check_complete() const;
+  // Brings the images to their backing and drops them: nothing is staged any more after this.
+  // Errors: kDevice.
+  Status upload(const StageGuard& guard);
   // Zeroes what lies between the slots, in the target.
   void zero_padding();
   // After a commit: that what lies between the live slots is zero. Errors: kCorrupt naming arena
@@ -75,6 +81,8 @@ class Staging {
  private:
   explicit Staging(const storage::Registry& registry, std::uint64_t generation)
       : registry_(registry), generation_(generation) {}
+  // Where an arena's next bytes lie, for the host.
+  std::byte* target_of(StagedArena& arena) const;
   void place_slots();
   void digest_on(storage::SlotId id);
   void find_padding(std::size_t arena_index, std::vector<device::AddressRange> slots);

@@ -2,6 +2,7 @@
 
 #include "base/assert.h"
 #include "base/error.h"
+#include "storage/live_bytes.h"
 #include "reload/faults.h"
 #include "reload/transaction_impl.h"
 
@@ -65,11 +66,6 @@ Result<std::unique_ptr<Transaction>> Transaction::begin(storage::Registry& regis
   HF_ASSERT(options.clock != nullptr, "a transaction needs a clock");
   if (!registry.sealed()) {
     return make_error(ErrorCode::kFailedPrecondition, "a reload needs a sealed registry");
-  }
-  if (!registry.device().host_addressable()) {
-    return make_error(ErrorCode::kUnsupported,
-                      "reload on {}: staging writes through host addresses",
-                      registry.device().name());
   }
   if (registry.epoch() != plan.from_epoch) {
     return make_error(ErrorCode::kFailedPrecondition,
@@ -210,10 +206,12 @@ Status Transaction::verify() {
 }
 
 Status Transaction::compare_live() const {
+  storage::LiveBytes live(registry_);
   std::vector<std::string_view> changed;
   std::size_t changed_count = 0;
   for (const storage::SlotStamp& stamp : impl_->stamps) {
-    if (base::digest_of(registry_.view(stamp.slot).const_span()) == stamp.digest) continue;
+    HF_ASSIGN(const base::Digest found, live.digest(stamp.slot));
+    if (found == stamp.digest) continue;
     if (changed_count++ < kNamedSlots) changed.push_back(registry_.slot(stamp.slot).spec.name);
   }
   if (changed_count > 0) {

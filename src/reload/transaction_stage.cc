@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "reload/transaction_impl.h"
+#include "storage/live_bytes.h"
 
 namespace holdfast::reload {
 
@@ -10,7 +11,7 @@ using State = TransactionState;
 
 void Transaction::Impl::inject_stale(const storage::Registry& registry) {
   for (const storage::SlotId id : stale) {
-    const auto live = registry.view(id).const_span();
+    const auto live = storage::LiveBytes(registry).of(id).value();
     std::memcpy(staging->bytes(id).data(), live.data(), live.size());
     staging->rewritten(id, 0);
   }
@@ -210,7 +211,10 @@ Status Transaction::prepare() {
     impl_->stamps.reserve(registry_.slots().size());
     impl_->previous_stamps.reserve(registry_.slots().size());
     HF_TRY(impl_->guard.check("preparing"));
-    if (plan_.strategy != CommitStrategy::kStream) return take_stamps(*impl_->staging);
+    if (plan_.strategy != CommitStrategy::kStream) {
+      HF_TRY(take_stamps(*impl_->staging));
+      return impl_->staging->upload(impl_->guard);
+    }
     if (plan_.undo == UndoPolicy::kNone) return {};
     HF_ASSIGN(impl_->staging, Staging::create(registry_, registry_.next_epoch().value));
     for (StagedArena& staged : impl_->staging->arenas()) {

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "reload/staging.h"
+#include "storage/live_bytes.h"
 
 namespace holdfast::reload {
 namespace {
@@ -26,11 +27,12 @@ Result<VerifyReport> verify_registry(const storage::Registry& registry) {
                       "succeeds");
   }
   VerifyReport report;
+  storage::LiveBytes bytes(registry);
   std::vector<std::string> wrong;
   std::size_t wrong_count = 0;
   for (const storage::Slot& slot : registry.slots()) {
     if (!storage::is_versioned(slot.spec.slot_class)) continue;
-    const auto live = registry.view(slot.id).const_span();
+    HF_ASSIGN(const auto live, bytes.of(slot.id));
     const base::Digest found = base::digest_of(live);
     const auto value = registry.constant_value(slot.id);
     const bool constant_differs =

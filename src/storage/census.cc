@@ -5,17 +5,10 @@
 #include <utility>
 
 #include "base/error.h"
+#include "storage/live_bytes.h"
 
 namespace holdfast::storage {
 namespace {
-
-Result<base::Digest> digest_now(const Registry& registry, const Slot& slot) {
-  const tensor::TensorView view = registry.view(slot.id);
-  if (registry.device().host_addressable()) return base::digest_of(view.const_span());
-  std::vector<std::byte> host(slot.range.bytes);
-  HF_TRY(registry.device().read(host.data(), view.address, host.size()));
-  return base::digest_of(host);
-}
 
 Result<CensusSlot> count_slot(const Registry& registry, const Slot& slot) {
   CensusSlot counted{.name = slot.spec.name,
@@ -25,7 +18,7 @@ Result<CensusSlot> count_slot(const Registry& registry, const Slot& slot) {
                      .epoch = slot.epoch.value,
                      .digest = std::nullopt};
   if (is_versioned(slot.spec.slot_class)) {
-    auto digest = digest_now(registry, slot);
+    auto digest = LiveBytes(registry).digest(slot.id);
     if (!digest.ok()) return digest.error().with_context("census of slot " + slot.spec.name);
     counted.digest = *digest;
   }

@@ -1,0 +1,30 @@
+// LiveBytes: the bytes of a live slot as the host reads them: in place where it may, else copied
+// from the device. One thread, and no commit meanwhile.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "base/digest.h"
+#include "holdfast/result.h"
+#include "storage/registry.h"
+
+namespace holdfast::storage {
+
+class LiveBytes {
+ public:
+  explicit LiveBytes(const Registry& registry) : registry_(registry) {}
+  // Of all of a slot, or of `bytes` from `offset` on; valid until the next call. Asserts that they
+  // lie in it. Errors: kDevice.
+  Result<std::span<const std::byte>> of(SlotId id);
+  Result<std::span<const std::byte>> of(SlotId id, std::size_t offset, std::size_t bytes);
+  // Of all of a slot. Errors: kDevice.
+  Result<base::Digest> digest(SlotId id);
+
+ private:
+  const Registry& registry_;
+  std::vector<std::byte> copy_;
+};
+
+}  // namespace holdfast::storage
