@@ -31,7 +31,8 @@ enum class InFlight : std::uint8_t {
   kRecompute,  // keep their tokens, compute keys and values anew
   kRestart,    // begin again from the prompt
   kAbort,      // end with their tokens so far
-  kDrain,      // commit only once they have ended; no new one starts meanwhile
+  kDrain,      // commit only once they have ended; no new one starts meanwhile (a poisoned engine,
+               // in which nothing ends any more: as kAbort)
 };
 const char* in_flight_name(InFlight policy);  // "continue", "recompute", ...
 

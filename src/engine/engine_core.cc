@@ -34,8 +34,9 @@ Status dirty(device::Device& device, device::Memory memory) {
 
 Result<std::unique_ptr<EngineCore>> EngineCore::open(const EngineOptions& options,
                                                      std::unique_ptr<device::Device> device) {
-  return open(options,
-              EngineParts{.device = std::move(device), .clock = nullptr, .reloader = {}});
+  EngineParts parts;
+  parts.device = std::move(device);
+  return open(options, std::move(parts));
 }
 
 Result<std::unique_ptr<EngineCore>> EngineCore::open(const EngineOptions& options,
@@ -52,6 +53,7 @@ Result<std::unique_ptr<EngineCore>> EngineCore::open(const EngineOptions& option
       runtime.settings(), Vocabulary{.size = runtime.config().vocab_size,
                                                    .eos_token_ids =
                                                        runtime.config().eos_token_ids});
+  core->requests_->observe_keys(std::move(parts.on_keys));
   if (!parts.reloader.constants_of) {
     parts.reloader.constants_of = [&runtime](const config::ModelConfig& config) {
       return std::as_const(runtime).constants_of(config);
@@ -113,7 +115,9 @@ void EngineCore::settle_reload() {
 
 // In the quiet moment: the weights change, and then what becomes of requests that had begun.
 Status EngineCore::commit_ready() {
-  const InFlight policy = reloader_->in_flight();
+  InFlight policy = reloader_->in_flight();
+  // Nothing runs to its end any more in a poisoned engine, so that there is no waiting for it.
+  if (policy == InFlight::kDrain && poisoned()) policy = InFlight::kAbort;
   draining_ = policy == InFlight::kDrain;
   if (draining_ && reload_phase() == ReloadPhase::kReady && requests_->started() > 0) {
     return make_error(ErrorCode::kFailedPrecondition,

@@ -21,6 +21,7 @@ struct EngineParts {
   std::unique_ptr<device::Device> device;  // null: the CPU
   const base::Clock* clock = nullptr;      // null: the machine's; must outlive the engine
   ReloaderParts reloader;
+  RequestQueue::KeysObserver on_keys;
 };
 
 class EngineCore {

@@ -76,6 +76,11 @@ void RequestQueue::leave_row(Sequence& sequence) {
   free_rows_.push_back(sequence.row);
   sequence.row = -1;
   sequence.computed_tokens = 0;
+  tell_keys(sequence);
+}
+
+void RequestQueue::tell_keys(const Sequence& sequence) const {
+  if (keys_observer_) keys_observer_(sequence.id, sequence.computed_tokens);
 }
 
 // With its event still to be taken.
@@ -215,7 +220,9 @@ void RequestQueue::take_prefix(Sequence& sequence) {
   const std::int64_t before = sequence.computed_tokens;
   if (!sequence.may_use_cached_prefix() || before % kPageSize != 0) return;
   sequence.computed_tokens = kv_.take_prefix(sequence.row, sequence.tokens, before);
-  if (sequence.computed_tokens > before) sequence.prefix_epoch = kv_.epoch();
+  if (sequence.computed_tokens == before) return;
+  sequence.prefix_epoch = kv_.epoch();
+  tell_keys(sequence);
   // What the request itself has computed, before it was preempted, is no gift.
   const std::int64_t gift = std::min(sequence.computed_tokens, sequence.prompt_tokens) -
                             std::max(before, sequence.taken_tokens);
@@ -308,6 +315,7 @@ Status RequestQueue::take_results(const Results::ReadLogits& read_logits, std::u
   const Status taken = results_.take(chunks_, read_logits, epoch);
   for (const ComputedChunk& chunk : chunks_) {
     Sequence& sequence = *chunk.sequence;
+    tell_keys(sequence);
     // What ended because its numbers are broken is no prefix for anybody.
     if (taken.ok() || !sequence.ended) {
       kv_.keep_prefix(sequence.row, std::span(sequence.tokens)

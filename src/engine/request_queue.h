@@ -64,6 +64,11 @@ class RequestQueue {
   // Without what reloads count.
   EngineStats stats() const;
 
+  // For whoever checks the engine: called when a request has keys and values of another number of
+  // positions than before; 0: it has lost them.
+  using KeysObserver = std::function<void(RequestId request, std::int64_t positions)>;
+  void observe_keys(KeysObserver observer) { keys_observer_ = std::move(observer); }
+
  private:
   // Whoever is less goes first.
   struct Order {
@@ -89,6 +94,7 @@ class RequestQueue {
   void preempt_all();
   void leave_row(Sequence& sequence);
   void count_step();
+  void tell_keys(const Sequence& sequence) const;
   void abort(Sequence& sequence);
   template <typename Predicate>
   std::size_t abort_if(Sequences& sequences, const Predicate& predicate);
@@ -108,6 +114,7 @@ class RequestQueue {
   StepBatch batch_;
   std::uint64_t next_id_ = 1;
   EngineStats counts_;  // only what this queue counts
+  KeysObserver keys_observer_;
 };
 
 }  // namespace holdfast::engine
