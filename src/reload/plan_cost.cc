@@ -8,14 +8,16 @@
 namespace holdfast::reload {
 namespace {
 
-// Fitted to reload_bench on a 2-core AMD EPYC (Zen 5) with other work running: the two mremap calls
-// alone take 410 to 510 us per GiB there, and the rest of a swap is system calls per arena.
-constexpr double kRemapUsPerGib = 800.0;
+// Fitted to reload_bench at 1 MB, 100 MB and 1 GB on a 2-core AMD EPYC (Zen 5), bench/RESULTS.md.
+// What a commit takes whatever it replaces.
+constexpr double kCommitUs = 20.0;
+// mremap moves page tables; the rest of an exchange is system calls per arena.
+constexpr double kRemapUsPerGib = 850.0;
 constexpr double kRemapUsPerArena = 60.0;
 // Two reads and two writes of memory per byte, on the one thread that commits.
-constexpr double kSwapBytesPerUs = 8000.0;
-// Reading, checking, deriving and digesting on that thread (bench/RESULTS.md).
-constexpr double kStreamBytesPerUs = 1000.0;
+constexpr double kSwapBytesPerUs = 12000.0;
+// Reading, checking, deriving and digesting on that thread, from memory or the page cache.
+constexpr double kStreamBytesPerUs = 4300.0;
 
 StrategyCost cost_of(CommitStrategy strategy, std::uint64_t arena_bytes, std::size_t arena_count,
                      const PlanOptions& options, const ReloadPlan& plan) {
@@ -23,19 +25,19 @@ StrategyCost cost_of(CommitStrategy strategy, std::uint64_t arena_bytes, std::si
   StrategyCost cost{.strategy = strategy,
                     .peak_device_bytes = arena_bytes,
                     .peak_host_bytes = plan.peak_host_bytes,
-                    .expected_pause_us = 0};
+                    .expected_pause_us = kCommitUs};
   switch (strategy) {
     case CommitStrategy::kRemap:
-      cost.expected_pause_us = static_cast<double>(arena_count) * kRemapUsPerArena +
-                               bytes / static_cast<double>(1u << 30) * kRemapUsPerGib;
+      cost.expected_pause_us += static_cast<double>(arena_count) * kRemapUsPerArena +
+                                bytes / static_cast<double>(1u << 30) * kRemapUsPerGib;
       break;
     case CommitStrategy::kCopy:
-      cost.expected_pause_us = bytes / kSwapBytesPerUs;
+      cost.expected_pause_us += bytes / kSwapBytesPerUs;
       cost.peak_host_bytes += kSwapBlockBytes;
       break;
     case CommitStrategy::kStream:
       if (options.undo == UndoPolicy::kNone) cost.peak_device_bytes = 0;
-      cost.expected_pause_us = static_cast<double>(plan.source_bytes) / kStreamBytesPerUs;
+      cost.expected_pause_us += static_cast<double>(plan.source_bytes) / kStreamBytesPerUs;
       break;
   }
   return cost;
