@@ -59,6 +59,8 @@ struct ReloadOptions {
   std::int64_t deadline_ms = 0;   // from begin_reload to the commit; 0: none
   std::string version = {};       // the label that Engine::version() says once this has committed
   bool commit_when_ready = true;  // else the caller calls commit_reload()
+  // Aborts the open reload, if there is one and it is not committed, instead of being refused.
+  bool replace_open = false;
   InFlight in_flight = InFlight::kContinue;
   std::string inject = {};        // a drill's fault, see drill_faults(); "": none
 };

@@ -451,6 +451,24 @@ TEST(DigestsReload, WhatTheTrainerPromisedIsCheckedBeforeTheCommit) {
   EXPECT_TRUE(report.ok()) << report.error().to_string();
 }
 
+TEST(DigestsReload, OfAReloadOfAPartThatPartIsChecked) {
+  const auto core = open_core(test_options(model_a()));
+  const auto before = digests(*core);
+  const char* const outside = "model.layers.1.mlp.experts.down_proj_blocks";
+  const char* const inside = "model.layers.2.mlp.experts.down_proj_blocks";
+  const auto with = [&](const char* spoiled) {
+    ReloadOptions options;
+    options.scope.layers = {2};
+    options.digests_file = write_text("part.json", digests_json(model_b(), spoiled));
+    return reload(*core, model_b(), options);
+  };
+  expect_error(with(inside), ErrorCode::kCorrupt, inside);
+  EXPECT_EQ(digests(*core), before);
+  const auto report = with(outside);
+  ASSERT_TRUE(report.ok()) << report.error().to_string();
+  EXPECT_NE(digests(*core), before);
+}
+
 TEST(DigestsReload, AFileThatIsNoMapOfDigestsIsNamedWithWhatIsWrong) {
   const auto core = open_core(test_options(model_a()));
   const auto with = [&](const std::string& path) {
@@ -509,6 +527,73 @@ TEST(DeadlineReload, TooLateAtTheCommitOrBeforeStagingRollsBack) {
   EXPECT_EQ(digests(*core), before);
   opening_takes_ns = 4'000'000;
   EXPECT_TRUE(reload(*core, model_b(), options).ok());
+}
+
+// ------------------------------------------------------------------------------ one for another
+
+TEST(ReplacingReload, AbortsTheOpenOneAndCommitsInItsPlace) {
+  const auto core = open_core(test_options(model_a()));
+  const auto before = digests(*core);
+  const std::size_t live_bytes = core->runtime().device().usage().live_bytes;
+  const ReloadOptions first{.version = "first", .commit_when_ready = false};
+  for (const bool wait : {false, true}) {
+    ASSERT_TRUE(core->begin_reload(model_b(), first).ok());
+    const std::uint64_t id = core->reload_status().id;
+    while (wait && core->reload_phase() == ReloadPhase::kStaging) std::this_thread::yield();
+    EXPECT_FALSE(core->begin_reload(model_a(), {.version = "not asked"}).ok());
+    ASSERT_TRUE(core->begin_reload(model_a(), {.version = "second", .replace_open = true}).ok());
+    EXPECT_GT(core->reload_status().id, id);
+    const auto report = core->finish_reload();
+    ASSERT_TRUE(report.ok()) << report.error().to_string();
+    EXPECT_EQ(report->version, "second");
+    EXPECT_EQ(core->version(), "second");
+    EXPECT_EQ(digests(*core), before);
+    EXPECT_EQ(core->runtime().device().usage().live_bytes, live_bytes);
+  }
+  EXPECT_EQ(core->epoch(), 3u);
+  // Nothing is open: it begins like any other.
+  EXPECT_TRUE(reload(*core, model_b(), {.replace_open = true}).ok());
+}
+
+TEST(ReplacingReload, APushThatWasReplacedIsRefusedByItsId) {
+  const auto core = open_core(test_options(model_a()));
+  const std::uint64_t first = core->begin_push({}, {}).value();
+  EXPECT_FALSE(core->begin_push({}, {}).ok());
+  const std::uint64_t second = core->begin_push({}, {.replace_open = true}).value();
+  EXPECT_GT(second, first);
+  const std::vector<std::byte> bytes(4);
+  for (const Status& late : {core->push(first, "model.norm.weight", 0, bytes),
+                             core->end_push(first)}) {
+    ASSERT_FALSE(late.ok());
+    EXPECT_EQ(late.error().code(), ErrorCode::kFailedPrecondition);
+    for (const std::uint64_t id : {first, second}) {
+      EXPECT_NE(late.error().message().find(std::to_string(id)), std::string::npos) << id;
+    }
+  }
+  EXPECT_EQ(core->reload_status().id, second);
+  EXPECT_TRUE(core->push(second, "model.norm.weight", 0, bytes).ok());
+  EXPECT_TRUE(reload(*core, model_b(), {.replace_open = true}).ok());
+  EXPECT_EQ(digests(*core), digests(*open_core(test_options(model_b()))));
+}
+
+TEST(ReplacingReload, FromWithinTheSourceIsRefusedAndEndsTheOpenOne) {
+  EngineCore* core = nullptr;
+  Status nested;
+  EngineParts parts;
+  parts.reloader.on_calling_thread = true;
+  parts.reloader.open_source =
+      [&](const std::string& directory) -> Result<std::unique_ptr<reload::Source>> {
+    if (core != nullptr) nested = core->begin_reload(model_a(), {.replace_open = true});
+    HF_ASSIGN(std::shared_ptr<const checkpoint::Checkpoint> checkpoint,
+              checkpoint::Checkpoint::open(directory));
+    return reload::make_checkpoint_source(std::move(checkpoint));
+  };
+  const auto owner = EngineCore::open(test_options(model_a()), std::move(parts)).value();
+  core = owner.get();
+  expect_error(reload(*core, model_b()), ErrorCode::kCancelled, "cancelled");
+  ASSERT_FALSE(nested.ok());
+  EXPECT_EQ(nested.error().code(), ErrorCode::kFailedPrecondition);
+  EXPECT_EQ(core->epoch(), 1u);
 }
 
 TEST(VersionReload, TheLabelIsPublishedByTheCommitAlone) {

@@ -142,6 +142,7 @@ Result<ReloadRequest> resolve_reload(const std::string& directory, const ReloadO
                         .version = options.version,
                         .threads = settings.threads,
                         .commit_when_ready = options.commit_when_ready,
+                        .replace_open = options.replace_open,
                         .in_flight = options.in_flight};
   HF_TRY(resolve_strategy(options, settings, request.plan));
   HF_TRY(resolve_scope(options.scope, request.plan.scope));

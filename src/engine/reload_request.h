@@ -34,6 +34,7 @@ struct ReloadRequest {
   std::string version = {};
   int threads = 1;  // of a commit that reads its source
   bool commit_when_ready = true;
+  bool replace_open = false;
   InFlight in_flight = InFlight::kContinue;
 };
 

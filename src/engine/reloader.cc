@@ -74,7 +74,10 @@ Reloader::~Reloader() {
   if (thread_.joinable()) thread_.join();
 }
 
-Status Reloader::check_none_open(const ReloadRequest& request) const {
+Status Reloader::make_room(const ReloadRequest& request) {
+  // It cannot when that one is committed by now, or when it is its source that calls; or it has
+  // failed meanwhile, and there is room.
+  if (request.replace_open && is_open(phase())) static_cast<void>(abort().ok());
   if (!is_open(phase())) return {};
   return make_error(ErrorCode::kFailedPrecondition,
                     "the reload of {} is {}; finish or abort it before beginning {}",
@@ -99,7 +102,7 @@ void Reloader::open_books(ReloadRequest request, storage::TransactionId id) {
 }
 
 Status Reloader::begin(ReloadRequest request) {
-  HF_TRY(check_none_open(request));
+  HF_TRY(make_room(request));
   if (thread_.joinable()) thread_.join();
   cancel_.store(false, std::memory_order_release);
   deadline_ns_ = deadline_of(request);

@@ -113,7 +113,9 @@ class Reloader {
   };
   Result<Planned> open_and_plan(const ReloadRequest& request) const;
   Result<std::unique_ptr<reload::Source>> open_source(const ReloadRequest& request) const;
-  Status check_none_open(const ReloadRequest& request) const;
+  // Aborts the open reload when `request` asks to replace it. Errors: kFailedPrecondition when one
+  // is still open.
+  Status make_room(const ReloadRequest& request);
   // Closes the last reload's books and opens those of the next, which is then staging.
   void open_books(ReloadRequest request, storage::TransactionId id);
   std::int64_t deadline_of(const ReloadRequest& request) const;

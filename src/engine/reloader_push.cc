@@ -36,7 +36,7 @@ std::string awaited_text(const ReloadStatus& status) {
 
 Result<std::uint64_t> Reloader::begin_push(std::span<const TensorInfo> tensors,
                                            ReloadRequest request) {
-  HF_TRY(check_none_open(request));
+  HF_TRY(make_room(request));
   if (thread_.joinable()) thread_.join();
   cancel_.store(false, std::memory_order_release);
   const std::int64_t deadline_ns = deadline_of(request);
