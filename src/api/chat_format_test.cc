@@ -153,7 +153,7 @@ TEST(HarmonyFormat, RendersConversationsLikeOpenAisRenderer) {
   EXPECT_EQ(cases.size(), 9u);
 }
 
-TEST(ToolTypes, RandomSchemasReadLikeOpenAisRenderer) {
+TEST(ToolTypes, SchemasReadLikeOpenAisRenderer) {
   const Json cases = golden("schema_cases.json");
   for (const Json& one : cases) {
     const std::string schema = one.at("schema").dump();

@@ -136,19 +136,25 @@ class TypeWriter {
                       const std::string& indent) {
     examples(schema, indent);
     const auto text = text_field(schema, "description");
-    if (text) comment(indent, *text);
+    if (text && text != first_description(variants)) comment(indent, *text);
     if (const auto value = default_of(schema, true)) comment(indent, "default: " + *value);
     out_ += head;
     bool first = true;
     for (const dom::element variant : variants) {
       out_ += "\n" + indent + " | ";
       type_or_null(variant, indent + "   ");
-      // The first variant's description gives way to that of the whole.
-      remark(first && text ? std::nullopt : text_field(variant, "description"),
-             default_of(variant, true));
+      // The first variant's description gives way to that of the whole, and so do its equals.
+      auto own = text_field(variant, "description");
+      if (text && (first || own == text)) own.reset();
+      remark(own, default_of(variant, true));
       first = false;
     }
     out_ += "\n" + indent + ",\n";
+  }
+
+  static std::optional<std::string_view> first_description(dom::array variants) {
+    if (variants.size() == 0) return std::nullopt;
+    return text_field(*variants.begin(), "description");
   }
 
   void comment(const std::string& indent, std::string_view text) {
@@ -177,7 +183,9 @@ class TypeWriter {
     if (!value) return std::nullopt;
     std::string_view text;
     if (value->get(text) != simdjson::SUCCESS) return std::string(simdjson::minify(*value));
-    return bare && array_field(schema, "enum") ? std::string(text) : fmt::format("\"{}\"", text);
+    const auto values = array_field(schema, "enum");
+    if (bare && values && values->size() > 0) return std::string(text);
+    return fmt::format("\"{}\"", text);
   }
 
   std::string& out_;

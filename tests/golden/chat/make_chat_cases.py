@@ -159,6 +159,31 @@ def schema(rng, depth):
     return out
 
 
+def union(*variants, **fields):
+    return dict(fields, oneOf=list(variants))
+
+
+def one(description, **fields):
+    return dict(fields, type="string", description=description)
+
+
+# What random schemas rarely come to.
+CHOSEN = [
+    union(one("D"), one("D"), description="D"),
+    union(one("S"), one("D"), one("E"), description="D"),
+    union({"type": "string"}, one("D"), description="D"),
+    union(one("S", default="d"), one("S", enum=["a"], default="a"), default="v"),
+    union(one("S", enum=[], default="d"), {"type": "string", "enum": [7], "default": "d"}),
+    {"type": "string", "enum": [], "default": "x"},
+    {"type": "string", "enum": [7], "default": "x"},
+    {"type": "string", "enum": ["nullish"], "nullable": True},
+    {"type": ["null", "string"], "nullable": True},
+    {"type": "object", "nullable": True, "properties": {"x": {"type": "null", "nullable": True}}},
+    {"type": "array", "items": [{"type": "string"}]},
+    {"type": "object", "properties": [], "required": "a"},
+]
+
+
 def type_of(value):
     """What the renderer makes of a schema."""
     tool = ToolDescription.new("f", "", value)
@@ -177,12 +202,12 @@ def write(name, entries):
 def main():
     write("chat_cases.json", [dict(case, ids=ids_of(case)) for case in CASES])
     rng = random.Random(1)
-    schemas = []
+    schemas = CHOSEN + [{"type": "object", "properties": {"p": value}} for value in CHOSEN]
     while len(schemas) < 400:
         value = schema(rng, 4)
         if len(json.dumps(value)) < 800:
-            schemas.append({"schema": value, "type": type_of(value)})
-    write("schema_cases.json", schemas)
+            schemas.append(value)
+    write("schema_cases.json", [{"schema": value, "type": type_of(value)} for value in schemas])
 
 
 if __name__ == "__main__":
