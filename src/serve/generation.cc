@@ -92,6 +92,11 @@ std::size_t GenerationRegistry::open_streams() const {
   return streams_;
 }
 
+std::size_t GenerationRegistry::names() const {
+  const std::lock_guard lock(mutex_);
+  return entries_.size();
+}
+
 std::size_t GenerationRegistry::open() const {
   const std::lock_guard lock(mutex_);
   return open_;
@@ -194,10 +199,7 @@ void Generation::on_accepted(std::size_t index, const Result<RequestId>& id) {
   lane.accepted = true;
   ++accepted_;
   // The client may be gone, or have aborted it, or another choice may have been refused.
-  if (lane.cancelled || !responder_) {
-    lane.cancelled = true;
-    ports_.cancel(lane.request);
-  }
+  if (lane.cancelled) ports_.cancel(lane.request);
   if (accepted_ == lanes_.size()) {
     for (std::size_t i = 0; i < lanes_.size(); ++i) tell(i);
   }

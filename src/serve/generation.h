@@ -62,7 +62,8 @@ class GenerationRegistry {
   std::size_t abort_prefix(std::string_view prefix);
   std::size_t abort_all();
   std::size_t open_streams() const;
-  std::size_t open() const;  // generations
+  std::size_t open() const;   // generations
+  std::size_t names() const;  // by which they can be aborted
 
  private:
   friend class Generation;

@@ -140,6 +140,19 @@ TEST_F(GenerationTest, AbortByNameGivesTheTokensSoFar) {
   engine_.send(1, ending({}, FinishReason::kAbort));
   EXPECT_EQ(response_->body, "0:a 1 abort|1: 0 abort|");
   EXPECT_EQ(engine_.registry->abort("r-0"), 0u);
+  EXPECT_EQ(engine_.registry->names(), 0u);
+}
+
+TEST_F(GenerationTest, TwoRequestsOfOneNameAreAbortedTogetherAndForgottenApart) {
+  start(plan(1, 1, false));
+  const auto first = response_;
+  response_ = std::make_shared<KeptResponse>();
+  start(plan(1, 1, false));
+  engine_.accept_all();
+  engine_.send(0, ending({}, FinishReason::kStop));
+  EXPECT_EQ(engine_.registry->names(), 2u);
+  EXPECT_EQ(engine_.registry->abort("r"), 1u);
+  EXPECT_THAT(engine_.cancelled, ElementsAre(1));
 }
 
 TEST_F(GenerationTest, AbortByPrefixFindsEveryNameThatBeginsSo) {

@@ -154,6 +154,20 @@ TEST(CompletionReply, TokensAreNamedByIdWhereAsked) {
             Json::parse(R"({"token_id:3":-0.5,"token_id:9":-0.25})"));
 }
 
+TEST(CompletionReply, TokensOfOneNameDoNotMakeAKeyTwice) {
+  const std::vector<std::int32_t> halves = ids_of("é");  // two bytes, neither a character
+  ASSERT_EQ(halves.size(), 2u);
+  CompletionRequest request;
+  request.logprobs = 2;
+  Event event = ending(token_event(halves[0], ""), FinishReason::kLength);
+  event.top_logprobs = {{.id = halves[1], .logprob = -0.25f}};
+  const auto format = completion_reply(request, context());
+  Choice choice;
+  choice.take({.event = event, .version = ""});
+  const std::string body = format->body(std::span(&choice, 1));
+  EXPECT_THAT(body, ::testing::HasSubstr("\"top_logprobs\":[{\"\xEF\xBF\xBD\":-0.5}]"));
+}
+
 TEST(CompletionReply, WhatEndedItIsSaid) {
   const auto reason = [](const Event& last) {
     const auto whole = completion_reply({}, context());
