@@ -366,11 +366,13 @@ std::optional<int> parse_command_line(int argc, char** argv, CommandLine& line) 
   add_census(app, line);
   add_plan(app, line);
   add_verify(app, line);
+  add_serve(app, line);
   add_bench(app, line);
   app.add_subcommand("version", "print the version");
   app.footer(std::string(help_footer("")));
   for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
-    command->footer(std::string(help_footer(command->get_name())));
+    const std::string_view footer = help_footer(command->get_name());
+    if (!footer.empty()) command->footer(std::string(footer));  // serve and bench have set theirs
   }
   try {
     app.parse(argc, argv);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cli/bench.h"
+#include "cli/serve.h"
 #include "holdfast/engine.h"
 
 namespace holdfast::cli {
@@ -71,6 +72,7 @@ struct CommandLine {
     std::int64_t max_tokens = 48;
   } drill;
   BenchFlags bench;
+  ServeFlags serve;
 };
 
 // Parses into `line`. An exit code when there is nothing left to do: help or a version was printed
@@ -97,5 +99,6 @@ int run_census(const CommandLine& line);
 int run_plan(const CommandLine& line);
 int run_verify(const CommandLine& line);
 int run_bench_command(const CommandLine& line);
+int run_serve(const CommandLine& line);
 
 }  // namespace holdfast::cli

@@ -8,6 +8,7 @@ constexpr std::string_view kRoot = R"(Start here:
   holdfast generate --model models/gptoss-tiny-A --prompt "ROMEO:"
   holdfast drill --from models/gptoss-tiny-A --to models/gptoss-tiny-B
   holdfast plan --model models/gptoss-tiny-A --to models/gptoss-tiny-B
+  holdfast serve models/gptoss-tiny-A
   holdfast COMMAND --help
 
 Exit codes: 0 done; 1 something failed or differs, or the drill is RED; 2 wrong usage.

@@ -20,6 +20,7 @@ int run(const CommandLine& line) {
   if (line.command == "census") return run_census(line);
   if (line.command == "plan") return run_plan(line);
   if (line.command == "verify") return run_verify(line);
+  if (line.command == "serve") return run_serve(line);
   if (line.command == "bench") return run_bench_command(line);
   const Status status = write_file("", fmt::format("holdfast {}\n", version()));
   return status.ok() ? kExitDone : report_failure(status.error());

@@ -57,10 +57,13 @@ struct ServeContext {
 // The routes, by room. The public listener gets the first two; the control listener all.
 void add_openai_routes(Router& router, ServeContext& context);    // serve/openai_routes.cc
 void add_generate_routes(Router& router, ServeContext& context);  // serve/generate_routes.cc
-void add_vllm_control_routes(Router& router, ServeContext& context);    // serve/vllm_control.cc
-void add_sglang_control_routes(Router& router, ServeContext& context);  // serve/sglang_control.cc
-void add_reload_routes(Router& router, ServeContext& context);  // serve/reload_routes.cc
+// The control listener's: one Rollout for the routes of every dialect.
+void add_rollout_routes(Router& router, ServeContext& context);  // serve/reload_routes.cc
 void add_status_routes(Router& router, ServeContext& context);  // serve/status_routes.cc
+// GET /health (the process lives), /ready (or 503 with why not), /version: on both listeners.
+void add_health_routes(Router& router, ServeContext& context);  // serve/health_routes.cc
+// The same while the model loads; everything else is 503.
+void add_loading_routes(Router& router);  // serve/health_routes.cc
 // GET /metrics: on both listeners (once, where they are one).
 void add_metrics_route(Router& router, ServeContext& context);  // serve/status_routes.cc
 

@@ -110,7 +110,9 @@ Status EngineHost::push(std::uint64_t reload_id, const std::string& tensor,
   return loop_->engine().push(reload_id, tensor, offset_bytes, bytes);
 }
 
-Status EngineHost::end_push(std::uint64_t reload_id) { return loop_->engine().end_push(reload_id); }
+Status EngineHost::end_push(std::uint64_t reload_id, const std::string& version) {
+  return loop_->engine().end_push(reload_id, version);
+}
 
 void EngineHost::abort_reload(std::uint64_t reload_id, std::function<void(Status)> done) {
   loop_->post([reload_id, done = std::move(done)](HostLoop& loop) {

@@ -11,6 +11,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "holdfast/engine.h"
@@ -62,6 +63,8 @@ inline constexpr std::size_t kMaxReloadRecords = 64;
 struct HostObserver {
   std::function<void(double seconds, std::uint64_t rows)> on_step;
   std::function<void(const ReloadReport&)> on_reload;
+  // "paused", "resumed", "asleep", "awake", "poisoned", "recovered", "failed".
+  std::function<void(std::string_view state, const std::string& why)> on_state;
 };
 
 class HostLoop;  // serve/host_loop.h: the thread itself
@@ -110,7 +113,7 @@ class EngineHost {
   // Errors: as Engine::push and Engine::end_push. Block; never on the engine thread.
   Status push(std::uint64_t reload_id, const std::string& tensor, std::uint64_t offset_bytes,
               std::span<const std::byte> bytes);
-  Status end_push(std::uint64_t reload_id);
+  Status end_push(std::uint64_t reload_id, const std::string& version = {});
   // Errors (to done): kFailedPrecondition when none is open, or it is another one (0: whichever).
   void abort_reload(std::uint64_t reload_id, std::function<void(Status)> done);
 

@@ -139,9 +139,16 @@ void HostLoop::measure_step(Clock::time_point began, std::uint64_t epoch_before)
 void HostLoop::take(Result<std::vector<Event>> events) {
   notice_epoch();
   const bool poisoned = engine_->poisoned();
-  if (poisoned_ && !poisoned) failure_ = {};
-  poisoned_ = poisoned;
-  if (!events.ok()) return on_step_error(events.error());
+  const bool was_poisoned = std::exchange(poisoned_, poisoned);
+  if (was_poisoned && !poisoned) {
+    failure_ = {};
+    tell("recovered");
+  }
+  if (!events.ok()) {
+    on_step_error(events.error());
+    if (!was_poisoned && poisoned) tell("poisoned");
+    return;
+  }
   retries_ = 0;
   dispatch(std::move(events).value());
 }
@@ -157,6 +164,7 @@ void HostLoop::on_step_error(const Error& error) {
   failed_ = true;
   failure_ = error.to_string();
   abort_sinks();
+  tell("failed");
 }
 
 void HostLoop::dispatch(std::vector<Event> events) {
@@ -257,8 +265,11 @@ void HostLoop::pause(PauseMode mode, std::function<void()> done) {
 }
 
 void HostLoop::enter_pause() {
-  if (pause_ != Pause::kPaused) paused_since_ = Clock::now();
-  pause_ = Pause::kPaused;
+  const bool new_pause = std::exchange(pause_, Pause::kPaused) != Pause::kPaused;
+  if (new_pause) {
+    paused_since_ = Clock::now();
+    tell("paused");
+  }
   engine_->hold_admission(false);
   steps_in_a_row_ = false;
   call_all(pausing_);
@@ -276,6 +287,7 @@ void HostLoop::reach_pause() {
 void HostLoop::end_pause() {
   if (pause_ == Pause::kPaused) {
     paused_seconds_ += std::chrono::duration<double>(Clock::now() - paused_since_).count();
+    tell("resumed");
   }
   pause_ = Pause::kRunning;
   engine_->hold_admission(false);
@@ -299,10 +311,12 @@ void HostLoop::sleep() {
   pause(PauseMode::kAbort, [] {});
   engine_->reset_prefix_cache();
   sleeping_ = true;
+  tell("asleep");
 }
 
 void HostLoop::wake_up() {
   if (!std::exchange(sleeping_, false)) return;
+  tell("awake");
   end_pause();
 }
 
@@ -341,6 +355,10 @@ Status HostLoop::abort_reload(std::uint64_t id) {
 }
 
 // --- what others see
+
+void HostLoop::tell(std::string_view state) const {
+  if (observer_.on_state) observer_.on_state(state, failure_);
+}
 
 void HostLoop::publish() {
   HostSnapshot next;

@@ -80,6 +80,7 @@ class HostLoop {
   void reach_pause();
   void end_pause();
   void finish_drain();
+  void tell(std::string_view state) const;
   void publish();
   void end();
 

@@ -105,15 +105,20 @@ class Router {
     const Route* route = nullptr;  // null: `status` says why
     int status = 404;              // or 405
     std::string parameter;
-    std::string allow;  // with 405: "GET, HEAD"
+    std::string allow;    // with 405: "GET, HEAD"
+    std::string message;  // with what refuse_others says
   };
   // `path`: decoded, without trailing slashes. An exact path goes before one with a variable.
   Match find(std::string_view method, std::string_view path) const;
   std::vector<std::string> paths() const;  // "GET /v1/models", sorted
+  // What is not found is answered with this instead of 404.
+  void refuse_others(int status, std::string message);
 
  private:
   Route& route(std::string method, std::string path);
   std::vector<std::unique_ptr<Route>> routes_;
+  int otherwise_ = 404;
+  std::string otherwise_message_;
 };
 
 // What became of one request, for logs and metrics.
@@ -163,6 +168,8 @@ class HttpServer {
   virtual ~HttpServer() = default;
   virtual std::uint16_t port(std::string_view listener) const = 0;
   virtual std::size_t connections() const = 0;
+  // From the next request on. Any thread; `router` must outlive the server.
+  virtual void use(std::string_view listener, const Router& router) = 0;
   // Accepts nothing more; connections that are answering go on.
   virtual void stop_accepting() = 0;
 };

@@ -32,6 +32,7 @@ struct HttpShared {
 // A listener that is bound.
 struct BoundListener {
   HttpListener config;
+  std::atomic<const Router*> router{nullptr};  // config's, until another is used
   std::uint16_t port = 0;
   std::atomic<std::size_t> connections{0};
 };

@@ -75,10 +75,13 @@ void Connection::on_header() {
 }
 
 void Connection::route_request(Target target) {
-  const Router::Match match = listener_.config.router->find(request_.method, target.path);
+  const Router::Match match = listener_.router.load()->find(request_.method, target.path);
   make_exchange(target.path, match.route == nullptr ? "" : match.route->path);
   request_.path = std::move(target.path);
   request_.query = std::move(target.query);
+  if (!match.message.empty()) {
+    return refuse(match.status, match.message, {{"Retry-After", "1"}});
+  }
   if (match.status == 404) {
     return refuse(404, fmt::format("there is no {} on the {} listener", request_.path,
                                    listener_.config.name));

@@ -68,7 +68,11 @@ Router::Match Router::find(std::string_view method, std::string_view path) const
     }
   }
   Match match;
-  if (pattern.empty()) return match;
+  if (pattern.empty()) {
+    match.status = otherwise_;
+    match.message = otherwise_message_;
+    return match;
+  }
   const auto with_method = [&](std::string_view wanted) -> const Route* {
     const auto found = std::find_if(routes_.begin(), routes_.end(), [&](const auto& route) {
       return route->path == pattern && route->method == wanted;
@@ -89,6 +93,11 @@ Router::Match Router::find(std::string_view method, std::string_view path) const
     match.allow += route->method == "GET" ? "GET, HEAD" : route->method;
   }
   return match;
+}
+
+void Router::refuse_others(int status, std::string message) {
+  otherwise_ = status;
+  otherwise_message_ = std::move(message);
 }
 
 std::vector<std::string> Router::paths() const {

@@ -140,6 +140,7 @@ class AsioServer final : public HttpServer {
     for (HttpListener& config : listeners) {
       HF_ASSERT(config.router != nullptr, "a listener has a router");
       listeners_.push_back(std::make_unique<BoundListener>());
+      listeners_.back()->router = config.router;
       listeners_.back()->config = std::move(config);
       acceptors_.push_back(std::make_unique<Acceptor>(shared_, *listeners_.back(), workers_));
       HF_TRY(acceptors_.back()->open());
@@ -167,6 +168,12 @@ class AsioServer final : public HttpServer {
     std::size_t count = 0;
     for (const auto& listener : listeners_) count += listener->connections;
     return count;
+  }
+
+  void use(std::string_view name, const Router& router) override {
+    for (const auto& listener : listeners_) {
+      if (listener->config.name == name) listener->router = &router;
+    }
   }
 
   void stop_accepting() override {

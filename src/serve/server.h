@@ -2,16 +2,21 @@
 // thread.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "serve/context.h"
 
 namespace holdfast::serve {
 
-// Opens the engine, binds the listeners, prints one line when ready, and serves until SIGTERM or
-// SIGINT: then drains. Errors: of Engine::open and HttpServer::start; kInvalidArgument
-// naming an option, its value and what is accepted.
-Status run_server(const ServeOptions& options);
+// Binds the listeners, opens the engine, calls `ready` with one line ("ready: http://127.0.0.1:8000
+// (control http://127.0.0.1:8001) model NAME in 0.4 s"), and serves until SIGTERM or SIGINT: then
+// accepts nothing new, lets requests end for drain_timeout_s, and returns; a second signal ends at
+// once. While the model loads a signal ends the process, and /ready says 503.
+// Errors: of check_serve_options, Engine::open and HttpServer::start; kDevice when the engine had
+// failed for good (/ready said so until then).
+Status run_server(const ServeOptions& options,
+                  const std::function<void(const std::string& line)>& ready);
 
 // Flags > environment (HOLDFAST_...) > the TOML file at `path` > defaults: this is the file's part,
 // laid over what `options` holds. Errors: kNotFound, kCorrupt naming line and column,
