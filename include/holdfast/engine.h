@@ -99,6 +99,8 @@ class Engine {
   void hold_admission(bool held);
   // Forgets cached prefixes. A policy, not a need: an entry of other weights is never found.
   void reset_prefix_cache();
+  // Requests that run lose their keys and values and compute them anew: the same tokens, later.
+  void recompute_running();
   EngineStats stats() const;
 
   // --- reload. One at a time: begin errors with kFailedPrecondition while one is open, unless
@@ -134,9 +136,9 @@ class Engine {
   Status push(std::uint64_t reload_id, const std::string& tensor, std::uint64_t offset_bytes,
               std::span<const std::byte> bytes);
   // Everything has been pushed: checks that nothing is missing and prepares; then the phase is
-  // kReady. Blocks; thread as push. Errors: kCorrupt naming what never came (and the reload has
-  // failed).
-  Status end_push(std::uint64_t reload_id);
+  // kReady. A `version` takes the place of the one in the options. Blocks; thread as push. Errors:
+  // kCorrupt naming what never came (and the reload has failed).
+  Status end_push(std::uint64_t reload_id, const std::string& version = {});
   ReloadStatus reload_status() const;  // of the open or the last one; any thread
   // Every tensor that a complete reload brings, in the live checkpoint's names.
   std::vector<TensorInfo> loadable_tensors() const;

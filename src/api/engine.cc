@@ -58,6 +58,7 @@ Status Engine::cancel(RequestId request) { return impl_->core->cancel(request); 
 std::size_t Engine::cancel_all(bool waiting) { return impl_->core->cancel_all(waiting); }
 void Engine::hold_admission(bool held) { impl_->core->hold_admission(held); }
 void Engine::reset_prefix_cache() { impl_->core->reset_prefix_cache(); }
+void Engine::recompute_running() { impl_->core->recompute_running(); }
 EngineStats Engine::stats() const { return impl_->core->stats(); }
 
 Status Engine::begin_reload(const std::string& directory, const ReloadOptions& options) {
@@ -75,7 +76,9 @@ Status Engine::push(std::uint64_t reload_id, const std::string& tensor,
                     std::uint64_t offset_bytes, std::span<const std::byte> bytes) {
   return impl_->core->push(reload_id, tensor, offset_bytes, bytes);
 }
-Status Engine::end_push(std::uint64_t reload_id) { return impl_->core->end_push(reload_id); }
+Status Engine::end_push(std::uint64_t reload_id, const std::string& version) {
+  return impl_->core->end_push(reload_id, version);
+}
 ReloadStatus Engine::reload_status() const { return impl_->core->reload_status(); }
 std::vector<TensorInfo> Engine::loadable_tensors() const {
   return engine::loadable_tensors(impl_->core->runtime().registry());

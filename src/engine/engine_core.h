@@ -42,6 +42,7 @@ class EngineCore {
   std::size_t cancel_all(bool waiting) { return requests_->cancel_all(waiting); }
   void hold_admission(bool held) { held_ = held; }
   void reset_prefix_cache() { requests_->forget_prefixes(); }
+  void recompute_running() { requests_->apply(InFlight::kRecompute); }
   EngineStats stats() const;
 
   Status begin_reload(const std::string& directory, const ReloadOptions& options);
@@ -55,7 +56,9 @@ class EngineCore {
               std::span<const std::byte> bytes) {
     return reloader_->push(reload_id, tensor, offset_bytes, bytes);
   }
-  Status end_push(std::uint64_t reload_id) { return reloader_->end_push(reload_id); }
+  Status end_push(std::uint64_t reload_id, const std::string& version = {}) {
+    return reloader_->end_push(reload_id, version);
+  }
   ReloadStatus reload_status() const { return reloader_->status(); }
   std::optional<ReloadReport> last_reload() const { return reloader_->last_report(); }
 

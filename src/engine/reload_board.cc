@@ -100,6 +100,11 @@ void ReloadBoard::arrived(const std::string& tensor, std::uint64_t bytes) {
   if (found != by_name_.end()) add(tensors_[found->second], bytes);
 }
 
+void ReloadBoard::relabel(std::string version) {
+  const std::lock_guard lock(mutex_);
+  status_.version = std::move(version);
+}
+
 void ReloadBoard::move_to(ReloadPhase phase, std::string error) {
   const std::lock_guard lock(mutex_);
   status_.phase = phase;

@@ -35,6 +35,7 @@ class ReloadBoard {
   // what was expected of it (read again, to be compared) do not count.
   void arrived(std::size_t index, std::uint64_t bytes);
   void arrived(const std::string& tensor, std::uint64_t bytes);
+  void relabel(std::string version);
   void move_to(ReloadPhase phase, std::string error = {});
   // Something other than the phase that the engine thread should look at.
   void mark_changed() { changed_.store(true, std::memory_order_release); }

@@ -98,22 +98,6 @@ Result<reload::DeclaredCast> resolve_cast(const ReloadCast& from) {
                     from.parameter, from.from, from.to);
 }
 
-Status resolve_version(const std::string& version) {
-  if (version.size() > kMaxVersionBytes) {
-    return make_error(ErrorCode::kInvalidArgument,
-                      "reload option version is {} bytes long, the most is {}", version.size(),
-                      kMaxVersionBytes);
-  }
-  const auto control = std::find_if(version.begin(), version.end(), [](char c) {
-    const auto byte = static_cast<unsigned char>(c);
-    return byte < 0x20 || byte == 0x7F;
-  });
-  if (control == version.end()) return {};
-  return make_error(ErrorCode::kInvalidArgument,
-                    "reload option version has the control character {:#04x} at byte {}",
-                    static_cast<unsigned char>(*control), control - version.begin());
-}
-
 Status resolve_fault(const std::string& name, ReloadRequest& request) {
   if (name.empty()) return {};
   if (FaultInjector::knows(name)) {
@@ -129,6 +113,22 @@ Status resolve_fault(const std::string& name, ReloadRequest& request) {
 }
 
 }  // namespace
+
+Status resolve_version(const std::string& version) {
+  if (version.size() > kMaxVersionBytes) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      "reload option version is {} bytes long, the most is {}", version.size(),
+                      kMaxVersionBytes);
+  }
+  const auto control = std::find_if(version.begin(), version.end(), [](char c) {
+    const auto byte = static_cast<unsigned char>(c);
+    return byte < 0x20 || byte == 0x7F;
+  });
+  if (control == version.end()) return {};
+  return make_error(ErrorCode::kInvalidArgument,
+                    "reload option version has the control character {:#04x} at byte {}",
+                    static_cast<unsigned char>(*control), control - version.begin());
+}
 
 Result<ReloadRequest> resolve_reload(const std::string& directory, const ReloadOptions& options,
                                      const Settings& settings) {

@@ -45,6 +45,9 @@ Result<ReloadRequest> resolve_reload(const std::string& directory, const ReloadO
 // read, or a config: commit "stream", apply_constants, an injected fault of source or device.
 Result<ReloadRequest> resolve_push(const ReloadOptions& options, const Settings& settings);
 
+// Errors: kInvalidArgument for a label that is too long or has a control character.
+Status resolve_version(const std::string& version);
+
 // Errors: kNotFound, kIo; kCorrupt for what is not a JSON object from tensor names to 32 hex
 // digits, naming file, tensor and value.
 Result<std::map<std::string, base::Digest>> read_digests(const std::string& path);

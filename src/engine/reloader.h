@@ -77,7 +77,7 @@ class Reloader {
   // outlive the call. An abort() meanwhile ends them with kCancelled at the next chunk.
   Status push(std::uint64_t reload_id, const std::string& tensor, std::uint64_t offset_bytes,
               std::span<const std::byte> bytes);
-  Status end_push(std::uint64_t reload_id);
+  Status end_push(std::uint64_t reload_id, const std::string& version = {});
   // At a boundary: ends a reload that waits for the caller beyond its deadline.
   void expire();
 
@@ -136,7 +136,7 @@ class Reloader {
   Status push_one(std::uint64_t reload_id, const std::string& tensor, std::uint64_t offset_bytes,
                   std::span<const std::byte> bytes);
   Status stage_pushed();
-  Status end_one(std::uint64_t reload_id);
+  Status end_one(std::uint64_t reload_id, const std::string& version);
   void finish(ReloadPhase phase, std::optional<Error> error);
   ReloadReport make_report() const;
 

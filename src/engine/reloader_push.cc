@@ -123,9 +123,16 @@ Status Reloader::stage_pushed() {
   return transaction_->prepare();
 }
 
-Status Reloader::end_one(std::uint64_t reload_id) {
+Status Reloader::end_one(std::uint64_t reload_id, const std::string& version) {
   const std::lock_guard push_lock(push_mutex_);
   HF_TRY(check_taking(reload_id, "the end of the push"));
+  if (!version.empty()) {
+    HF_TRY(resolve_version(version));
+    const std::lock_guard lock(mutex_);
+    transaction_->set_label(version);
+    request_.version = version;
+    board_.relabel(version);
+  }
   auto staged = stage_pushed();
   if (!staged.ok()) transaction_->abort(staged.error());
   stream_.reset();
@@ -133,8 +140,8 @@ Status Reloader::end_one(std::uint64_t reload_id) {
   return staged;
 }
 
-Status Reloader::end_push(std::uint64_t reload_id) {
-  auto ended = end_one(reload_id);
+Status Reloader::end_push(std::uint64_t reload_id, const std::string& version) {
+  auto ended = end_one(reload_id, version);
   board_.announce();
   return ended;
 }

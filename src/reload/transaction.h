@@ -141,6 +141,9 @@ class Transaction {
   // Before commit: drops what was staged. Idempotent.
   void abort(const Error& why);
 
+  // Another label than the options gave; before prepare, on the staging thread.
+  void set_label(const std::string& label);
+
   const ReloadPlan& plan() const { return plan_; }
   TransactionReport report() const;
 

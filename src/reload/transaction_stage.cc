@@ -1,6 +1,7 @@
 // Before the commit: stage, put, finish_staging, prepare.
 #include <cstring>
 
+#include "base/assert.h"
 #include "base/error.h"
 #include "reload/transaction_impl.h"
 #include "storage/live_bytes.h"
@@ -200,6 +201,14 @@ Status Transaction::take_stamps(const Staging& staging) {
                       staged.to_hex());
   }
   return {};
+}
+
+void Transaction::set_label(const std::string& label) {
+  HF_ASSERT(state() == State::kPlanned || state() == State::kStaging, "prepared with its label");
+  options_.label = label;
+  impl_->published.label = label;
+  const std::lock_guard lock(impl_->mutex);
+  impl_->report.label = label;
 }
 
 Status Transaction::prepare() {
