@@ -124,6 +124,10 @@ void Rollout::update_from_disk(const std::string& directory, UpdateOptions optio
                                "this weight update has weights already; finish it, or start anew"));
       }
       bracket_->directory = std::move(*allowed);
+      if (!options.version.empty()) bracket_->options.version = options.version;
+      if (options.in_flight != InFlight::kContinue) {
+        bracket_->options.in_flight = options.in_flight;
+      }
       lock.unlock();
       return done(ReloadReport{});
     }

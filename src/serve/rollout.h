@@ -49,7 +49,8 @@ class Rollout {
   // --- updates. A bracket is opened by start_update and closed by finish_update or abort_update;
   // one more start drops what the one before had sent.
   void start_update(UpdateOptions options, Done done);
-  // Inside a bracket: what finish_update will load. Outside: a whole update at once.
+  // Inside a bracket: what finish_update will load; of the options, version and in_flight then
+  // take the place of the start's, and `done` is called at once. Outside: a whole update at once.
   // Errors besides those of the reload: kFailedPrecondition when the bracket has bytes already.
   void update_from_disk(const std::string& directory, UpdateOptions options, DoneReport done);
   // A whole update; `begun` gets its id, and how it ends is for whoever asks.
