@@ -1,6 +1,6 @@
 // The rollout control of SGLang's dialect, its disk subset: translated to Rollout's calls and back.
 // Replies are {"success", "message"} with 200 or 400, where nothing else is said. Exact fields:
-// docs/server.md.
+// docs/rollout.md.
 #include <fmt/format.h>
 
 #include <memory>

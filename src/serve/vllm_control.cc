@@ -1,5 +1,5 @@
 // The rollout control of vLLM's dialect (the routes that it offers to RL trainers): translated to
-// Rollout's calls and back. Exact fields and replies: docs/server.md.
+// Rollout's calls and back. Exact fields and replies: docs/rollout.md.
 #include <memory>
 #include <utility>
 
