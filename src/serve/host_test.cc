@@ -1,0 +1,571 @@
+// The engine thread on the tiny models.
+#include "serve/host.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <future>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "holdfast/tokenizer.h"
+
+namespace holdfast::serve {
+namespace {
+
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+const std::string kModelA = HF_SOURCE_DIR "/models/gptoss-tiny-A";
+const std::string kModelB = HF_SOURCE_DIR "/models/gptoss-tiny-B";
+constexpr auto kPatience = std::chrono::minutes(2);
+
+EngineOptions small_engine(std::int64_t max_sequences = 4) {
+  EngineOptions options;
+  options.model_directory = kModelA;
+  options.threads = 1;
+  options.max_context = 256;
+  options.max_sequences = max_sequences;
+  return options;
+}
+
+Request request(std::int32_t first, std::int64_t max_tokens) {
+  Request request;
+  request.prompt_ids = {first, 34, 56};
+  request.max_tokens = max_tokens;
+  request.ignore_eos = true;
+  return request;
+}
+
+// What one request was given, and by which weights.
+struct Received {
+  std::vector<std::int32_t> ids;
+  std::vector<float> logprobs;
+  std::vector<std::uint64_t> epochs;
+  std::vector<std::string> versions;
+  std::optional<FinishReason> finish;
+  int events_after_the_last = 0;
+  std::optional<Error> refused;
+  std::optional<RequestId> id;
+};
+
+// Takes what sinks are given; waits for it.
+class Receiver {
+ public:
+  // `on_event` runs on the engine thread after each token.
+  Sink sink(std::function<void(const Received&)> on_event = {}) {
+    return [this, on_event = std::move(on_event)](const Output& output) {
+      {
+        const std::lock_guard lock(mutex_);
+        if (received_.finish) ++received_.events_after_the_last;
+        if (output.event.token) {
+          received_.ids.push_back(output.event.token->id);
+          received_.logprobs.push_back(output.event.token->logprob);
+          received_.epochs.push_back(output.event.token->epoch);
+          received_.versions.push_back(output.version);
+        }
+        if (output.event.finish_reason) received_.finish = output.event.finish_reason;
+        changed_.notify_all();
+      }
+      if (on_event && output.event.token) on_event(get());
+    };
+  }
+  std::function<void(Result<RequestId>)> accepted() {
+    return [this](const Result<RequestId>& id) {
+      const std::lock_guard lock(mutex_);
+      if (id.ok()) received_.id = *id;
+      if (!id.ok()) received_.refused = id.error();
+      changed_.notify_all();
+    };
+  }
+  Received get() const {
+    const std::lock_guard lock(mutex_);
+    return received_;
+  }
+  template <typename Predicate>
+  Received wait(Predicate predicate) {
+    std::unique_lock lock(mutex_);
+    EXPECT_TRUE(changed_.wait_for(lock, kPatience, [&] { return predicate(received_); }));
+    return received_;
+  }
+  Received wait_end() {
+    return wait([](const Received& r) { return r.finish || r.refused; });
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  Received received_;
+};
+
+// Calls `start` with a callback, and gives what it is called with.
+template <typename T>
+T await(const std::function<void(std::function<void(T)>)>& start) {
+  const auto promise = std::make_shared<std::promise<T>>();
+  std::future<T> future = promise->get_future();
+  start([promise](T value) { promise->set_value(std::move(value)); });
+  if (future.wait_for(kPatience) != std::future_status::ready) std::abort();
+  return future.get();
+}
+
+class HostTest : public ::testing::Test {
+ protected:
+  void open(EngineOptions options = small_engine(), HostObserver observer = {}) {
+    auto host = EngineHost::open(std::move(options), std::move(observer));
+    ASSERT_TRUE(host.ok()) << host.error().message();
+    host_ = std::move(host).value();
+  }
+  void submit(Receiver& receiver, Request what, std::function<void(const Received&)> on_event = {}) {
+    host_->submit(std::move(what), receiver.sink(std::move(on_event)), receiver.accepted());
+  }
+  void pause(PauseMode mode) {
+    await<bool>([&](auto done) { host_->pause(mode, [done] { done(true); }); });
+  }
+  Status resume() {
+    return await<Status>([&](auto done) { host_->resume(done); });
+  }
+  // Until everything that was posted before has run.
+  void settle() {
+    await<bool>([&](auto done) { host_->post([done](Engine&) { done(true); }); });
+  }
+  Result<ReloadReport> reload(const std::string& directory, ReloadOptions options = {}) {
+    return await<Result<ReloadReport>>([&](auto done) {
+      host_->reload(directory, std::move(options),
+                    [done](const Result<std::uint64_t>& id) {
+                      if (!id.ok()) done(id.error());
+                    },
+                    done);
+    });
+  }
+  // The same request alone in an engine of its own.
+  static Received alone(const std::string& model, Request what) {
+    EngineOptions options = small_engine(1);
+    options.model_directory = model;
+    auto engine = Engine::open(options);
+    EXPECT_TRUE(engine.ok());
+    Received received;
+    EXPECT_TRUE((*engine)->submit(std::move(what)).ok());
+    while (!received.finish) {
+      auto events = (*engine)->step();
+      EXPECT_TRUE(events.ok());
+      for (const Event& event : *events) {
+        if (event.token) received.ids.push_back(event.token->id);
+        if (event.token) received.logprobs.push_back(event.token->logprob);
+        if (event.finish_reason) received.finish = event.finish_reason;
+      }
+    }
+    return received;
+  }
+
+  std::unique_ptr<EngineHost> host_;
+};
+
+TEST_F(HostTest, GivesTheTokensOfTheEngineToTheSinksOfTheirRequests) {
+  open();
+  Receiver first, second;
+  submit(first, request(12, 20));
+  submit(second, request(77, 10));
+  EXPECT_EQ(first.wait_end().ids, alone(kModelA, request(12, 20)).ids);
+  const Received received = second.wait_end();
+  EXPECT_EQ(received.ids, alone(kModelA, request(77, 10)).ids);
+  EXPECT_EQ(received.finish, FinishReason::kLength);
+  EXPECT_TRUE(received.id.has_value());
+  EXPECT_THAT(received.epochs, Each(1u));
+  EXPECT_THAT(received.versions, Each(std::string()));
+}
+
+TEST_F(HostTest, ARefusedRequestSaysWhyAndItsSinkIsNeverCalled) {
+  open();
+  Receiver receiver;
+  Request wrong = request(12, 4);
+  wrong.prompt_ids = {-1};
+  submit(receiver, wrong);
+  const Received received = receiver.wait_end();
+  ASSERT_TRUE(received.refused.has_value());
+  EXPECT_EQ(received.refused->code(), ErrorCode::kInvalidArgument);
+  EXPECT_FALSE(received.finish.has_value());
+}
+
+TEST_F(HostTest, RequestsFromManyThreadsAllEnd) {
+  open();
+  std::vector<Receiver> receivers(24);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&, i] {
+      for (int j = 0; j < 3; ++j) submit(receivers[i * 3 + j], request(10 + i, 5));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (Receiver& receiver : receivers) EXPECT_EQ(receiver.wait_end().ids.size(), 5u);
+}
+
+// --- cancelling
+
+TEST_F(HostTest, CancellingFromTheSinkEndsTheRequestOnce) {
+  open();
+  Receiver receiver;
+  submit(receiver, request(12, 200), [&](const Received& r) {
+    if (r.ids.size() == 3) host_->cancel(*r.id);
+  });
+  const Received received = receiver.wait_end();
+  EXPECT_EQ(received.finish, FinishReason::kAbort);
+  EXPECT_GE(received.ids.size(), 3u);
+  EXPECT_LT(received.ids.size(), 200u);
+  host_->cancel(*received.id);  // again: unknown by now
+  settle();
+  EXPECT_EQ(receiver.get().events_after_the_last, 0);
+}
+
+TEST_F(HostTest, CancelAllEndsRunningAndWaitingRequests) {
+  open(small_engine(1));
+  std::vector<Receiver> receivers(3);
+  std::promise<void> started;
+  submit(receivers[0], request(12, 200), [&](const Received& r) {
+    if (r.ids.size() == 1) started.set_value();
+  });
+  submit(receivers[1], request(13, 200));
+  submit(receivers[2], request(14, 200));
+  started.get_future().wait();
+  settle();
+  EXPECT_EQ(await<std::size_t>([&](auto done) { host_->cancel_all(done); }), 3u);
+  for (Receiver& receiver : receivers) EXPECT_EQ(receiver.wait_end().finish, FinishReason::kAbort);
+}
+
+// --- pausing
+
+TEST_F(HostTest, AKeepingPauseFreezesARequestAndChangesNoBitOfIt) {
+  open();
+  Receiver receiver;
+  std::promise<void> paused;
+  submit(receiver, request(12, 60), [&](const Received& r) {
+    if (r.ids.size() == 5) host_->pause(PauseMode::kKeep, [&] { paused.set_value(); });
+  });
+  paused.get_future().wait();
+  const std::size_t before = receiver.get().ids.size();
+  for (int i = 0; i < 20; ++i) settle();
+  EXPECT_EQ(receiver.get().ids.size(), before);
+  EXPECT_TRUE(host_->snapshot().paused);
+  EXPECT_TRUE(resume().ok());
+  const Received received = receiver.wait_end();
+  const Received expected = alone(kModelA, request(12, 60));
+  EXPECT_EQ(received.ids, expected.ids);
+  EXPECT_EQ(received.logprobs, expected.logprobs);
+  settle();
+  EXPECT_FALSE(host_->snapshot().paused);
+  EXPECT_GT(host_->snapshot().paused_seconds, 0);
+}
+
+TEST_F(HostTest, AWaitingPauseLetsRunningRequestsEndAndKeepsTheOthersWaiting) {
+  open(small_engine(1));
+  Receiver running, waiting;
+  std::promise<std::size_t> paused;
+  submit(running, request(12, 30), [&](const Received& r) {
+    if (r.ids.size() != 5) return;
+    host_->pause(PauseMode::kWait, [&] { paused.set_value(running.get().ids.size()); });
+  });
+  submit(waiting, request(13, 5));
+  EXPECT_EQ(paused.get_future().get(), 30u);
+  EXPECT_EQ(running.wait_end().finish, FinishReason::kLength);
+  settle();
+  EXPECT_TRUE(waiting.get().ids.empty());
+  EXPECT_TRUE(host_->snapshot().paused);
+  EXPECT_TRUE(resume().ok());
+  EXPECT_EQ(waiting.wait_end().ids.size(), 5u);
+}
+
+TEST_F(HostTest, AnAbortingPauseEndsRequestsWithTheirTokensBeforeItAnswers) {
+  open();
+  Receiver receiver;
+  std::promise<bool> ended;
+  submit(receiver, request(12, 200), [&](const Received& r) {
+    if (r.ids.size() != 5) return;
+    host_->pause(PauseMode::kAbort, [&] { ended.set_value(receiver.get().finish.has_value()); });
+  });
+  EXPECT_TRUE(ended.get_future().get());
+  const Received received = receiver.get();
+  EXPECT_EQ(received.finish, FinishReason::kAbort);
+  const Received expected = alone(kModelA, request(12, 200));
+  ASSERT_LE(received.ids.size(), expected.ids.size());
+  EXPECT_TRUE(std::equal(received.ids.begin(), received.ids.end(), expected.ids.begin()));
+}
+
+TEST_F(HostTest, PausesAndResumesAreIdempotentAndAddUp) {
+  open();
+  EXPECT_TRUE(resume().ok());
+  pause(PauseMode::kKeep);
+  pause(PauseMode::kKeep);
+  pause(PauseMode::kWait);
+  Receiver receiver;
+  submit(receiver, request(12, 5));  // accepted, and waits
+  receiver.wait([](const Received& r) { return r.id.has_value(); });
+  settle();
+  EXPECT_TRUE(receiver.get().ids.empty());
+  pause(PauseMode::kAbort);
+  EXPECT_EQ(receiver.get().finish, FinishReason::kAbort);
+  EXPECT_TRUE(resume().ok());
+  EXPECT_TRUE(resume().ok());
+  Receiver next;
+  submit(next, request(12, 5));
+  EXPECT_EQ(next.wait_end().ids.size(), 5u);
+}
+
+TEST_F(HostTest, AWaitingPauseThatIsResumedOrFrozenAnswersWhoeverWaits) {
+  open();
+  for (const bool freeze : {false, true}) {
+    Receiver receiver;
+    std::promise<void> waited, frozen;
+    submit(receiver, request(12, 100), [&](const Received& r) {
+      if (r.ids.size() != 3) return;
+      host_->pause(PauseMode::kWait, [&] { waited.set_value(); });
+      if (freeze) {
+        host_->pause(PauseMode::kKeep, [&] { frozen.set_value(); });
+      } else {
+        host_->resume([&](const Status&) { frozen.set_value(); });
+      }
+    });
+    frozen.get_future().wait();
+    waited.get_future().wait();
+    EXPECT_TRUE(resume().ok());
+    EXPECT_EQ(receiver.wait_end().ids.size(), 100u);
+  }
+}
+
+TEST_F(HostTest, ARequestThatIsCancelledInAPauseEndsInThePause) {
+  open();
+  Receiver receiver, other;
+  std::promise<void> paused;
+  submit(other, request(13, 60));
+  submit(receiver, request(12, 60), [&](const Received& r) {
+    if (r.ids.size() == 5) host_->pause(PauseMode::kKeep, [&] { paused.set_value(); });
+  });
+  paused.get_future().wait();
+  host_->cancel(*receiver.get().id);
+  EXPECT_EQ(receiver.wait_end().finish, FinishReason::kAbort);
+  EXPECT_TRUE(host_->snapshot().paused);
+  EXPECT_FALSE(other.get().finish.has_value());
+  EXPECT_TRUE(resume().ok());
+  EXPECT_EQ(other.wait_end().ids, alone(kModelA, request(13, 60)).ids);
+}
+
+TEST_F(HostTest, SleepEndsRequestsAndOnlyWakingEndsIt) {
+  open();
+  Receiver receiver;
+  std::promise<void> asleep;
+  submit(receiver, request(12, 200), [&](const Received& r) {
+    if (r.ids.size() == 2) host_->sleep([&] { asleep.set_value(); });
+  });
+  asleep.get_future().wait();
+  EXPECT_EQ(receiver.get().finish, FinishReason::kAbort);
+  settle();
+  EXPECT_TRUE(host_->snapshot().sleeping);
+  const Status resumed = resume();
+  ASSERT_FALSE(resumed.ok());
+  EXPECT_EQ(resumed.error().code(), ErrorCode::kFailedPrecondition);
+  await<bool>([&](auto done) { host_->wake([done] { done(true); }); });
+  Receiver next;
+  submit(next, request(12, 5));
+  EXPECT_EQ(next.wait_end().ids.size(), 5u);
+}
+
+// --- reloads
+
+TEST_F(HostTest, AReloadCommitsWhilePausedAndWhileIdle) {
+  open();
+  pause(PauseMode::kKeep);
+  const auto report = reload(kModelB, {.version = "v2"});
+  ASSERT_TRUE(report.ok()) << report.error().message();
+  EXPECT_EQ(report->state, "committed");
+  settle();
+  HostSnapshot snapshot = host_->snapshot();
+  EXPECT_TRUE(snapshot.paused);
+  EXPECT_EQ(snapshot.epoch, report->to_epoch);
+  EXPECT_EQ(snapshot.version, "v2");
+  ASSERT_EQ(snapshot.reloads.size(), 1u);
+  EXPECT_LE(snapshot.reloads[0].began_unix_ms, snapshot.reloads[0].ended_unix_ms);
+  EXPECT_TRUE(resume().ok());
+  Receiver receiver;
+  submit(receiver, request(12, 20));
+  const Received received = receiver.wait_end();
+  EXPECT_EQ(received.ids, alone(kModelB, request(12, 20)).ids);
+  EXPECT_THAT(received.versions, Each(std::string("v2")));
+  EXPECT_TRUE(reload(kModelA, {.version = "v3"}).ok());  // idle
+  settle();
+  EXPECT_EQ(host_->snapshot().version, "v3");
+}
+
+TEST_F(HostTest, UnderTrafficEveryTokenSaysWhichWeightsMadeIt) {
+  int reported = 0;
+  HostObserver observer;
+  observer.on_reload = [&](const ReloadReport&) { ++reported; };
+  open(small_engine(), observer);
+  std::map<std::uint64_t, std::string> labels = {{1, ""}};
+  std::vector<Receiver> receivers(6);
+  for (std::size_t i = 0; i < receivers.size(); ++i) {
+    submit(receivers[i], request(static_cast<std::int32_t>(10 + i), 150));
+  }
+  for (int k = 0; k < 4; ++k) {
+    const std::string label = "v" + std::to_string(k);
+    const auto report = reload(k % 2 == 0 ? kModelB : kModelA, {.version = label});
+    ASSERT_TRUE(report.ok()) << report.error().message();
+    labels[report->to_epoch] = label;
+  }
+  for (Receiver& receiver : receivers) {
+    const Received received = receiver.wait_end();
+    EXPECT_EQ(received.ids.size(), 150u);
+    EXPECT_TRUE(std::is_sorted(received.epochs.begin(), received.epochs.end()));
+    for (std::size_t i = 0; i < received.ids.size(); ++i) {
+      EXPECT_EQ(received.versions[i], labels.at(received.epochs[i]));
+    }
+  }
+  EXPECT_EQ(reported, 4);
+}
+
+TEST_F(HostTest, ALabelStaysUntilACommitBringsAnother) {
+  open();
+  await<bool>([&](auto done) { host_->set_version("first", [done] { done(true); }); });
+  Receiver receiver;
+  submit(receiver, request(12, 3));
+  EXPECT_THAT(receiver.wait_end().versions, Each(std::string("first")));
+  EXPECT_TRUE(reload(kModelB).ok());
+  settle();
+  EXPECT_EQ(host_->snapshot().version, "first");
+  EXPECT_TRUE(reload(kModelA, {.version = "second"}).ok());
+  settle();
+  EXPECT_EQ(host_->snapshot().version, "second");
+}
+
+TEST_F(HostTest, AReloadThatFailsIsToldAndTheOldWeightsServeOn) {
+  open();
+  const auto report = reload(kModelA + "-missing");
+  ASSERT_FALSE(report.ok());
+  EXPECT_THAT(report.error().message(), HasSubstr("gptoss-tiny-A-missing"));
+  const auto refused = reload(kModelB, {.commit = "sideways"});
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code(), ErrorCode::kInvalidArgument);
+  settle();
+  ASSERT_EQ(host_->snapshot().reloads.size(), 1u);  // the second never began
+  EXPECT_NE(host_->snapshot().reloads[0].report.error, "");
+  Receiver receiver;
+  submit(receiver, request(12, 20));
+  EXPECT_EQ(receiver.wait_end().ids, alone(kModelA, request(12, 20)).ids);
+}
+
+TEST_F(HostTest, APushThatIsAbortedIsToldByItsId) {
+  open();
+  std::promise<Result<ReloadReport>> ended;
+  const auto id = await<Result<std::uint64_t>>([&](auto begun) {
+    host_->begin_push({}, {}, begun, [&](Result<ReloadReport> report) {
+      ended.set_value(std::move(report));
+    });
+  });
+  ASSERT_TRUE(id.ok()) << id.error().message();
+  EXPECT_TRUE(host_->reload_status().pushed);
+  const auto abort = [&](std::uint64_t which) {
+    return await<Status>([&](auto done) { host_->abort_reload(which, done); });
+  };
+  const Status other = abort(*id + 1);
+  ASSERT_FALSE(other.ok());
+  EXPECT_EQ(other.error().code(), ErrorCode::kFailedPrecondition);
+  EXPECT_TRUE(abort(*id).ok());
+  const Result<ReloadReport> report = ended.get_future().get();
+  ASSERT_FALSE(report.ok());
+  EXPECT_EQ(report.error().code(), ErrorCode::kCancelled);
+  EXPECT_FALSE(abort(0).ok());
+}
+
+TEST_F(HostTest, APoisonedEngineEndsItsRequestsRefusesNewOnesAndRecovers) {
+  std::mutex mutex;
+  std::vector<std::string> states;
+  HostObserver observer;
+  observer.on_state = [&](std::string_view state, const std::string&) {
+    const std::lock_guard lock(mutex);
+    states.emplace_back(state);
+  };
+  EngineOptions options = small_engine();
+  options.simulate_faults = true;
+  open(options, observer);
+  Receiver running;
+  std::promise<void> started;
+  submit(running, request(12, 250), [&](const Received& r) {
+    if (r.ids.size() == 1) started.set_value();
+  });
+  started.get_future().wait();
+  ASSERT_FALSE(reload(kModelB, {.commit = "stream", .inject = "source-dies"}).ok());
+  const Received received = running.wait_end();
+  EXPECT_EQ(received.events_after_the_last, 0);
+  settle();
+  const HostSnapshot poisoned = host_->snapshot();
+  ASSERT_TRUE(poisoned.poisoned);
+  EXPECT_NE(poisoned.failure, "");
+  EXPECT_FALSE(poisoned.failed);
+  Receiver refused;
+  submit(refused, request(12, 3));
+  ASSERT_TRUE(refused.wait_end().refused.has_value());
+  EXPECT_EQ(refused.get().refused->code(), ErrorCode::kPoisoned);
+  pause(PauseMode::kKeep);
+  const Status resumed = resume();
+  ASSERT_FALSE(resumed.ok());
+  EXPECT_EQ(resumed.error().code(), ErrorCode::kPoisoned);
+  ASSERT_TRUE(reload(kModelB).ok());
+  EXPECT_TRUE(resume().ok());
+  Receiver next;
+  submit(next, request(12, 20));
+  EXPECT_EQ(next.wait_end().ids, alone(kModelB, request(12, 20)).ids);
+  settle();
+  EXPECT_FALSE(host_->snapshot().poisoned);
+  EXPECT_EQ(host_->snapshot().failure, "");
+  const std::lock_guard lock(mutex);
+  EXPECT_THAT(states, ::testing::ElementsAre("poisoned", "paused", "recovered", "resumed"));
+}
+
+// --- the end
+
+TEST_F(HostTest, DrainingRefusesNewRequestsAndWaitsForTheOthers) {
+  open();
+  Receiver running;
+  std::promise<std::size_t> drained;
+  submit(running, request(12, 50), [&](const Received& r) {
+    if (r.ids.size() != 3) return;
+    host_->drain([&] { drained.set_value(running.get().ids.size()); });
+  });
+  EXPECT_EQ(drained.get_future().get(), 50u);
+  Receiver late;
+  submit(late, request(12, 5));
+  ASSERT_TRUE(late.wait_end().refused.has_value());
+  EXPECT_EQ(late.get().refused->code(), ErrorCode::kFailedPrecondition);
+  EXPECT_TRUE(host_->snapshot().draining);
+}
+
+TEST_F(HostTest, EndingItEndsItsRequestsItsReloadAndItsPauses) {
+  open();
+  Receiver running, waiting;
+  std::promise<void> started;
+  std::optional<Result<ReloadReport>> reloaded;
+  bool paused = false;
+  submit(running, request(12, 250), [&](const Received& r) {
+    if (r.ids.size() == 1) started.set_value();
+  });
+  started.get_future().wait();
+  host_->begin_push({}, {}, [](const Result<std::uint64_t>&) {},
+                    [&](Result<ReloadReport> report) { reloaded = std::move(report); });
+  settle();
+  host_->pause(PauseMode::kWait, [&] { paused = true; });
+  submit(waiting, request(12, 5));
+  host_.reset();
+  EXPECT_EQ(running.get().finish, FinishReason::kAbort);
+  EXPECT_TRUE(waiting.get().finish || waiting.get().refused);
+  ASSERT_TRUE(reloaded.has_value());
+  EXPECT_FALSE(reloaded->ok());
+  EXPECT_TRUE(paused);
+}
+
+TEST_F(HostTest, AModelThatIsNotThereIsAnError) {
+  EngineOptions options;
+  options.model_directory = kModelA + "-missing";
+  EXPECT_FALSE(EngineHost::open(options).ok());
+}
+
+}  // namespace
+}  // namespace holdfast::serve
