@@ -35,6 +35,8 @@ void FaultTable::add(const FaultTable& other) {
   tokens += other.tokens;
   reloads += other.reloads;
   commits += other.commits;
+  preemptions += other.preemptions;
+  prefix_hits += other.prefix_hits;
 }
 
 std::string FaultTable::to_text() const {
@@ -44,8 +46,10 @@ std::string FaultTable::to_text() const {
     text += fmt::format("\n{:18}", kNames[kind]);
     for (const std::uint64_t count : counts[kind]) text += fmt::format(" {:>11}", count);
   }
-  return text + fmt::format("\n{} seeds, {} events, {} steps, {} tokens, {} reloads, {} commits\n",
-                            seeds, events, steps, tokens, reloads, commits);
+  return text + fmt::format("\n{} seeds, {} events, {} steps, {} tokens, {} reloads, {} commits, "
+                            "{} preemptions, {} prompt tokens from the cache\n",
+                            seeds, events, steps, tokens, reloads, commits, preemptions,
+                            prefix_hits);
 }
 
 }  // namespace holdfast::sim

@@ -68,6 +68,7 @@ inline constexpr std::size_t kOutcomes = static_cast<std::size_t>(Outcome::kServ
 struct FaultTable {
   std::array<std::array<std::uint64_t, kOutcomes>, kFaultKinds> counts = {};
   std::uint64_t seeds = 0, events = 0, steps = 0, tokens = 0, reloads = 0, commits = 0;
+  std::uint64_t preemptions = 0, prefix_hits = 0;
 
   std::uint64_t& at(FaultKind kind, Outcome outcome) {
     return counts[static_cast<std::size_t>(kind)][static_cast<std::size_t>(outcome)];

@@ -157,7 +157,7 @@ ModelShape draw_shape(base::Rng& rng) {
   shape.experts = one_in(rng, 3) ? between(rng, 5, 8) : between(rng, 1, 4);
   shape.experts_per_token = between(rng, 1, std::min<std::int64_t>(shape.experts, 4));
   shape.window = between(rng, 1, 40);
-  shape.positions = between(rng, 18, 60);
+  shape.positions = between(rng, 18, 90);
   shape.yarn = one_in(rng, 2);
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
     shape.sliding.push_back(one_in(rng, 2));

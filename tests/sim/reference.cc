@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <utility>
 
 #include "base/assert.h"
 #include "base/error.h"
@@ -10,6 +11,46 @@
 #include "engine/sampler.h"
 
 namespace holdfast::sim {
+
+void RequestRecord::on_keys(std::int64_t positions, std::uint64_t serial) {
+  if (positions == 0) {
+    has_keys = false;
+    return;
+  }
+  if (!std::exchange(has_keys, true)) lives.push_back({.serial = serial});
+  const auto count = static_cast<std::size_t>(positions);
+  std::vector<std::size_t>& versions = lives.back().versions;
+  HF_ASSERT(count >= versions.size(), "keys and values are lost as a whole");
+  versions.resize(count, kUnresolved);
+  if (count > first_life.size()) first_life.resize(count, lives.size() - 1);
+}
+
+bool RequestRecord::resolve(std::size_t version) {
+  bool any = false;
+  for (Life& life : lives) {
+    for (std::size_t& of_position : life.versions) {
+      if (of_position != kUnresolved) continue;
+      of_position = version;
+      any = true;
+    }
+  }
+  return any;
+}
+
+bool RequestRecord::had_keys_before(std::uint64_t serial) const {
+  return !lives.empty() && lives.front().serial < serial;
+}
+
+void RequestRecord::restart(std::uint64_t serial) {
+  generated.clear();
+  prompt_logprobs.clear();
+  std::erase_if(lives, [serial](const Life& life) { return life.serial < serial; });
+  first_life.clear();
+  for (std::size_t life = 0; life < lives.size(); ++life) {
+    const std::size_t count = lives[life].versions.size();
+    if (count > first_life.size()) first_life.resize(count, life);
+  }
+}
 
 std::vector<base::Digest> digest_arenas(const storage::Registry& registry) {
   std::vector<base::Digest> digests;
@@ -100,7 +141,7 @@ Status Reference::check_row(const RequestRecord& record, std::int64_t position,
   const auto prompt_tokens = static_cast<std::int64_t>(record.request.prompt_ids.size());
   const auto at = static_cast<std::size_t>(position);
   if (at < record.prompt.size() &&
-      record.prompt[at].logits != base::digest_of(std::as_bytes(logits))) {
+      record.prompt[at] != base::digest_of(std::as_bytes(logits))) {
     return differs(record, "a prompt logit", position);
   }
   if (position + 1 < prompt_tokens) {
@@ -116,7 +157,7 @@ Status Reference::check_row(const RequestRecord& record, std::int64_t position,
   engine::Sampler sampler(static_cast<std::int64_t>(logits.size()));
   HF_ASSIGN(const engine::Sampled sampled,
             sampler.sample(logits, record.request.sampling, static_cast<std::uint64_t>(index)));
-  const Token& token = record.generated[static_cast<std::size_t>(index)].token;
+  const Token& token = record.generated[static_cast<std::size_t>(index)];
   if (token.id != sampled.id) return differs(record, "the token after it", position);
   if (token.logprob != sampled.logprob) return differs(record, "the log probability", position);
   return {};
@@ -135,7 +176,7 @@ Status Reference::check_ending(const RequestRecord& record) {
   };
   for (std::int64_t i = 0; i < count; ++i) {
     const bool last = i + 1 == count;
-    const bool stops = is_stop(record.generated[static_cast<std::size_t>(i)].token.id);
+    const bool stops = is_stop(record.generated[static_cast<std::size_t>(i)].id);
     if (stops && !last) return differs(record, "where it stopped", i);
     if (last && stops != (*record.reason == FinishReason::kStop) &&
         *record.reason != FinishReason::kAbort) {
@@ -151,26 +192,29 @@ Status Reference::check_ending(const RequestRecord& record) {
 
 Status Reference::check(const RequestRecord& record) {
   HF_TRY(check_ending(record));
+  if (record.generated.empty() && record.prompt.empty()) return {};
+  const std::size_t prompt_tokens = record.request.prompt_ids.size();
+  if (record.prompt.size() > prompt_tokens) return differs(record, "the length of the prompt", 0);
+  const std::size_t told = record.generated.empty() ? record.prompt.size()
+                                                    : prompt_tokens + record.generated.size() - 1;
+  if (record.first_life.size() < told) return differs(record, "what has keys and values", 0);
+  for (std::size_t life = 0; life < record.lives.size(); ++life) HF_TRY(check_life(record, life));
+  return {};
+}
+
+// All that was told of positions that were first computed in that life.
+Status Reference::check_life(const RequestRecord& record, std::size_t life) {
+  const auto& first_life = record.first_life;
+  const auto last = std::find(first_life.rbegin(), first_life.rend(), life);
   const auto& prompt = record.request.prompt_ids;
-  const bool told = !record.prompt.empty();
-  if (record.generated.empty() && !told) return {};
-  if (!told && !record.prompt_version_is_known) return {};
-  if (told && record.generated.empty() && record.prompt.size() > prompt.size()) {
-    return differs(record, "the length of the prompt", 0);
-  }
-  const std::size_t positions = record.generated.empty()
-                                    ? record.prompt.size()
-                                    : prompt.size() + record.generated.size() - 1;
-  for (std::size_t p = 0; p < positions; ++p) {
-    const bool in_prompt = p < prompt.size();
-    std::size_t version = record.first_version;
-    if (in_prompt && told) version = record.prompt.at(p).version;
-    if (!in_prompt) version = record.generated[p - prompt.size() + 1].version;
-    HF_TRY(switch_to(version));
+  for (std::ptrdiff_t i = 0; i < first_life.rend() - last; ++i) {
+    const auto p = static_cast<std::size_t>(i);
+    if (p >= prompt.size() && p - prompt.size() >= record.generated.size()) return {};
+    HF_TRY(switch_to(record.lives[life].versions.at(p)));
     const std::int32_t token =
-        in_prompt ? prompt[p] : record.generated[p - prompt.size()].token.id;
+        p < prompt.size() ? prompt[p] : record.generated[p - prompt.size()].id;
     HF_ASSIGN(const auto logits, compute(token, static_cast<std::int64_t>(p)));
-    HF_TRY(check_row(record, static_cast<std::int64_t>(p), logits));
+    if (first_life[p] == life) HF_TRY(check_row(record, static_cast<std::int64_t>(p), logits));
   }
   return {};
 }

@@ -238,7 +238,9 @@ ReloadChoice Simulation::draw_reload(bool may_fail) {
   if (one_in(2)) options.version = fmt::format("label-{}", below(1000));
   options.commit_when_ready = may_fail && one_in(2);
   options.inject = options_.inject;
-  choice.text = fmt::format("{}{}{}{}", options.commit, options.undo_image ? " with undo" : "",
+  options.in_flight = static_cast<InFlight>(below(5));
+  choice.text = fmt::format("{}, {}{}{}{}", options.commit, in_flight_name(options.in_flight),
+                             options.undo_image ? " with undo" : "",
                             text_of(options.scope),
                             fault == FaultKind::kNone
                                 ? ""

@@ -141,9 +141,11 @@ Status Simulation::commit_reload() {
   event_name_ = "commit";
   if (one_in(3)) arm(Phase::kCommit);
   log("commit");
+  ++call_serial_;
   const Status committed = core_->commit_reload();
   const Fired fired = take_fired();
   disarm();
+  if (!committed.ok() && drains_on()) return observe(fired);
   if (committed.ok() == (core_->reload_phase() == ReloadPhase::kFailed) && !options_.background) {
     return violation("commit_reload and the phase say different things");
   }
@@ -154,6 +156,7 @@ Status Simulation::finish_reload(bool may_fail) {
   event_name_ = "finish reload";
   const bool staging = seen_ == ReloadPhase::kStaging;
   if (may_fail && !staging && one_in(3)) arm(Phase::kCommit);
+  ++call_serial_;
   const auto report = core_->finish_reload();
   const Fired fired = take_fired();
   disarm();
@@ -174,6 +177,13 @@ Status Simulation::abort_reload() {
   ++table_.at(FaultKind::kAbortWhenReady, Outcome::kFired);
   open_->causes.push_back(FaultKind::kAbortWhenReady);
   return observe(take_fired());
+}
+
+// The open reload is ready, and has to wait for requests that run.
+bool Simulation::drains_on() const {
+  return open_ && open_->choice.options.in_flight == InFlight::kDrain &&
+         core_->reload_phase() == ReloadPhase::kReady && !core_->poisoned() &&
+         core_->stats().running + core_->stats().waiting > 0;
 }
 
 // Somebody writes into what has just been committed, before it is verified: into a slot, or between
@@ -316,8 +326,36 @@ Status Simulation::on_committed() {
   expected_ = {.version = choice.version,
                .epoch = commit_serial_,  // never the same twice, roll-backs or not
                .label = choice.options.version};
+  const bool stuck = choice.options.in_flight == InFlight::kDrain && open_->before.poisoned;
+  return apply_policy(stuck ? InFlight::kAbort : choice.options.in_flight);
+}
+
+// What this commit has done to those that had begun before the call in which it happened.
+Status Simulation::apply_policy(InFlight policy) {
   for (const auto& tracked : requests_) {
-    if (tracked->record.generated.empty()) tracked->record.prompt_version_is_known = false;
+    RequestRecord& record = tracked->record;
+    if (record.reason) continue;
+    const bool begun = record.had_keys_before(call_serial_);
+    const bool begins_anew = tracked->begun_in == call_serial_;
+    switch (policy) {
+      case InFlight::kContinue:
+      case InFlight::kRecompute: break;
+      case InFlight::kRestart:
+        tracked->may_restart |= begun;
+        tracked->must_restart |= !record.generated.empty();
+        if (!begins_anew) record.prompt.clear();
+        record.restart(call_serial_);
+        break;
+      case InFlight::kAbort:
+        // One that had begun may not have come to keys and values yet.
+        tracked->may_abort = true;
+        tracked->must_abort |= begun;
+        break;
+      case InFlight::kDrain:
+        if (!begun || record.cancelled || tracked->may_abort) break;
+        return violation(fmt::format("request {} was in flight when a reload that drains committed",
+                                     record.id.value));
+    }
   }
   return {};
 }
@@ -385,10 +423,8 @@ void Simulation::end_computed_under(std::uint64_t commit_serial) {
   for (const auto& tracked : requests_) {
     RequestRecord& record = tracked->record;
     if (record.reason) continue;
-    const bool untold = record.prompt.empty() && record.generated.empty();
-    tracked->may_abort |= tracked->last_commit == commit_serial || untold;
+    tracked->may_abort |= tracked->keys_commit == commit_serial;
     tracked->must_abort |= tracked->last_commit == commit_serial;
-    if (record.generated.empty()) record.prompt_version_is_known = false;
   }
 }
 

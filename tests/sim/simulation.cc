@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -64,10 +65,12 @@ Status Simulation::open() {
   engine_options_.max_context = shape_.positions - static_cast<std::int64_t>(below(3));
   engine_options_.max_sequences = 1 + static_cast<std::int64_t>(below(5));
   engine_options_.prefill_chunk = 1 + static_cast<std::int64_t>(below(9));
-  if (one_in(2)) {
+  // Mostly too few pages for all that may run.
+  if (!one_in(4)) {
     engine_options_.kv_tokens =
-        engine_options_.max_context + static_cast<std::int64_t>(below(64));
+        engine_options_.max_context + static_cast<std::int64_t>(below(24));
   }
+  engine_options_.prefix_cache = !one_in(4);
   engine_options_.kernels = one_in(4) ? "reference" : "fast";
   engine_options_.experts = one_in(3) ? "reference" : "auto";
   engine_options_.commit = one_in(2) ? "copy" : "remap";
@@ -93,6 +96,9 @@ engine::EngineParts Simulation::make_parts(std::unique_ptr<device::Device> devic
   engine::EngineParts parts;
   parts.device = std::move(device);
   if (!options_.background) parts.clock = &clock_;
+  parts.on_keys = [this](RequestId request, std::int64_t positions) {
+    on_keys(request, positions);
+  };
   parts.reloader.on_calling_thread = !options_.background;
   parts.reloader.open_source =
       [this](const std::string& directory) -> Result<std::unique_ptr<reload::Source>> {
@@ -122,9 +128,15 @@ Status Simulation::open_under_faults() {
 
 Status Simulation::drain() {
   disarm();
+  core_->hold_admission(false);
   HF_TRY(observe({}));
   if (open_ && one_in(2) && core_->reload_phase() == ReloadPhase::kReady) HF_TRY(abort_reload());
-  if (open_) HF_TRY(finish_reload(false));
+  for (int steps = 0; open_; ++steps) {
+    HF_TRY(finish_reload(false));
+    if (!drains_on()) break;
+    if (steps == kMaxDrainSteps) return violation("a reload drains for ever");
+    HF_TRY(step(true));
+  }
   if (expected_.poisoned) {
     HF_TRY(begin_reload(false));
     HF_TRY(finish_reload(false));
@@ -134,6 +146,13 @@ Status Simulation::drain() {
     if (steps == kMaxDrainSteps) return violation("requests run on for ever");
     HF_TRY(step(true));
   }
+  const EngineStats stats = core_->stats();
+  if (stats.running != 0 || stats.waiting != 0 || stats.kv_pages_used != 0) {
+    return violation(fmt::format("idle, with {} running, {} waiting and {} pages in use",
+                                 stats.running, stats.waiting, stats.kv_pages_used));
+  }
+  table_.preemptions += stats.preemptions;
+  table_.prefix_hits += stats.prefix_hits;
   return {};
 }
 
@@ -143,7 +162,8 @@ Status Simulation::event() {
   const std::uint64_t draw = below(100);
   if (draw < 14) return submit();
   if (draw < 16) return submit_invalid();
-  if (draw < 19) return cancel_request();
+  if (draw < 18) return cancel_request();
+  if (draw < 19) return one_in(4) ? cancel_all() : change_admission();
   if (draw < 21) return pressure();
   if (draw < 22) return plan_only();
   if (draw < 24) return verify();
@@ -167,15 +187,30 @@ Status Simulation::reload_event() {
   }
 }
 
+// Something new, or what begins as an earlier request with its output did.
+std::vector<std::int32_t> Simulation::draw_prompt() {
+  std::vector<std::int32_t> prompt;
+  const auto context = static_cast<std::uint64_t>(engine_options_.max_context);
+  if (!requests_.empty() && !one_in(3)) {
+    const RequestRecord& earlier = requests_[below(requests_.size())]->record;
+    prompt = earlier.request.prompt_ids;
+    for (const Token& token : earlier.generated) prompt.push_back(token.id);
+    if (one_in(2)) prompt.resize(1 + below(prompt.size()));
+    prompt.resize(std::min<std::size_t>(prompt.size(), context));
+  }
+  std::uint64_t more = 1 + below(one_in(4) ? context : std::min<std::uint64_t>(context, 9));
+  for (more = std::min(more, context - prompt.size()); more > 0; --more) {
+    prompt.push_back(static_cast<std::int32_t>(below(static_cast<std::uint64_t>(shape_.vocab))));
+  }
+  return prompt;
+}
+
 Request Simulation::draw_request() {
   Request request;
-  const auto context = static_cast<std::uint64_t>(engine_options_.max_context);
-  const std::uint64_t length = 1 + below(one_in(6) ? context : std::min<std::uint64_t>(context, 9));
-  for (std::uint64_t i = 0; i < length; ++i) {
-    request.prompt_ids.push_back(
-        static_cast<std::int32_t>(below(static_cast<std::uint64_t>(shape_.vocab))));
-  }
-  request.max_tokens = static_cast<std::int64_t>(below(one_in(5) ? 40 : 12));
+  request.prompt_ids = draw_prompt();
+  request.priority = static_cast<std::int64_t>(below(3)) - 1;
+  if (one_in(5)) request.cache_salt = "salt";
+  request.max_tokens = static_cast<std::int64_t>(below(one_in(3) ? 60 : 12));
   request.ignore_eos = one_in(2);
   request.prompt_logprobs = one_in(4);
   if (one_in(4)) {
@@ -208,20 +243,8 @@ Status Simulation::submit() {
   const auto prompt_tokens = static_cast<std::int64_t>(record.request.prompt_ids.size());
   record.output_limit =
       std::min(record.request.max_tokens, engine_options_.max_context - prompt_tokens + 1);
-  record.first_version = expected_.version;
   Request request = record.request;
-  if (!one_in(4)) {
-    Tracked* const seen = tracked.get();
-    request.prompt_logits = [seen](std::int64_t position, std::span<const float> logits) {
-      if (position != static_cast<std::int64_t>(seen->record.prompt.size())) {
-        seen->problem = fmt::format("prompt position {} was told after {} others", position,
-                                    seen->record.prompt.size());
-      }
-      seen->record.prompt.push_back(
-          {.version = 0, .logits = base::digest_of(std::as_bytes(logits))});
-      ++seen->unresolved;
-    };
-  }
+  if (one_in(3)) listen(request, *tracked);
   const auto id = core_->submit(std::move(request));
   log(fmt::format("submit {} tokens, {} to come", prompt_tokens, record.output_limit));
   if (expected_.poisoned) {
@@ -234,6 +257,22 @@ Status Simulation::submit() {
   record.id = *id;
   requests_.push_back(std::move(tracked));
   return {};
+}
+
+// Has the request's prompt told to the simulation.
+void Simulation::listen(Request& request, Tracked& tracked) {
+  Tracked* const seen = &tracked;
+  request.prompt_logits = [this, seen](std::int64_t position, std::span<const float> logits) {
+    std::vector<base::Digest>& prompt = seen->record.prompt;
+    if (position == 0 && !prompt.empty()) prompt.clear();  // restarted: see apply_policy
+    if (position == 0) seen->begun_in = call_serial_;
+    seen->told_in = call_serial_;
+    if (position != static_cast<std::int64_t>(prompt.size())) {
+      seen->problem =
+          fmt::format("prompt position {} was told after {} others", position, prompt.size());
+    }
+    prompt.push_back(base::digest_of(std::as_bytes(logits)));
+  };
 }
 
 Status Simulation::submit_invalid() {
@@ -269,6 +308,30 @@ Status Simulation::cancel_request() {
   return {};
 }
 
+Status Simulation::cancel_all() {
+  event_name_ = "cancel all";
+  const bool waiting = one_in(2);
+  log(waiting ? "cancel all" : "cancel all that run");
+  static_cast<void>(core_->cancel_all(waiting));
+  for (const auto& tracked : requests_) {
+    if (tracked->record.reason) continue;
+    tracked->may_abort = true;
+    tracked->must_abort |= waiting;
+  }
+  return {};
+}
+
+// Whether waiting requests may start, and what of the prefixes.
+Status Simulation::change_admission() {
+  event_name_ = "admission";
+  if (one_in(3)) {
+    core_->reset_prefix_cache();
+  } else {
+    core_->hold_admission(one_in(3));
+  }
+  return {};
+}
+
 Status Simulation::pressure() {
   event_name_ = "allocation pressure";
   // It would run into what is armed for a staging thread.
@@ -290,13 +353,14 @@ Status Simulation::step(bool nested) {
     nested = staging;
     if (!nested && one_in(8)) arm(Phase::kStep);
   }
+  ++call_serial_;
   const auto events = core_->step();
   const Fired fired = take_fired();
   if (!nested) disarm();
   ++table_.steps;
   // In the middle of staging what fired has struck the step alone; a thread may have met it too.
   HF_TRY(observe(staging && !options_.background ? Fired() : fired));
-  HF_TRY(resolve_prompts());
+  HF_TRY(resolve_keys());
   if (events.ok()) {
     if (expected_.poisoned) return violation("a poisoned engine ran a step");
     return take_events(*events);
@@ -313,18 +377,21 @@ Status Simulation::step(bool nested) {
   return {};
 }
 
-// What the callbacks of this step saw was computed under the weights that are live now.
-Status Simulation::resolve_prompts() {
+void Simulation::on_keys(RequestId request, std::int64_t positions) {
+  for (const auto& tracked : requests_) {
+    if (tracked->record.id == request) tracked->record.on_keys(positions, call_serial_);
+  }
+}
+
+// What this step computed was computed under the weights that are live now.
+Status Simulation::resolve_keys() {
   for (const auto& tracked : requests_) {
     if (!tracked->problem.empty()) return violation(tracked->problem);
-    auto& prompt = tracked->record.prompt;
-    if (tracked->unresolved == 0) continue;
-    if (expected_.poisoned) return violation("a poisoned engine told prompt logits");
-    for (std::size_t i = prompt.size() - tracked->unresolved; i < prompt.size(); ++i) {
-      prompt[i].version = expected_.version;
+    if (tracked->record.resolve(expected_.version)) {
+      if (expected_.poisoned) return violation("a poisoned engine computed");
+      tracked->keys_commit = commit_serial_;
     }
-    tracked->unresolved = 0;
-    tracked->last_commit = commit_serial_;
+    if (tracked->told_in == call_serial_) tracked->last_commit = commit_serial_;
   }
   return {};
 }
@@ -340,6 +407,11 @@ Status Simulation::take_events(const std::vector<Event>& events) {
     if (record.reason) {
       return violation(fmt::format("request {} went on after its end", record.id.value));
     }
+    if (event.restarted) {
+      if (!std::exchange(tracked.may_restart, false)) return violation("restarted by nobody");
+      tracked.must_restart = false;
+      continue;
+    }
     if (!event.prompt_logprobs.empty()) record.prompt_logprobs = event.prompt_logprobs;
     if (event.token) {
       if (event.token->epoch != expected_.epoch) {
@@ -347,7 +419,8 @@ Status Simulation::take_events(const std::vector<Event>& events) {
                                      record.id.value, event.token->epoch, expected_.epoch));
       }
       if (tracked.must_abort) return violation("a request outlived the weights of its keys");
-      record.generated.push_back({.token = *event.token, .version = expected_.version});
+      if (tracked.must_restart) return violation("a request went on over a restart");
+      record.generated.push_back(*event.token);
       tracked.last_commit = commit_serial_;
       ++table_.tokens;
     }

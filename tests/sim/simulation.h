@@ -68,10 +68,12 @@ class Simulation {
   };
   struct Tracked {
     RequestRecord record = {};
-    // The prompt positions of the step that runs now: their version is known once it has returned.
-    std::size_t unresolved = 0;
-    std::uint64_t last_commit = 0;  // under which it was computed last
+    std::uint64_t told_in = 0;      // the call in which a callback saw its prompt last
+    std::uint64_t begun_in = 0;     // and the one in which it saw position 0 last
+    std::uint64_t last_commit = 0;  // under which something was told of it last
+    std::uint64_t keys_commit = 0;  // under which it got keys and values last
     bool must_abort = false, may_abort = false;
+    bool must_restart = false, may_restart = false;
     std::string problem = {};  // seen in a callback
   };
   using Fired = std::vector<FaultKind>;
@@ -87,10 +89,15 @@ class Simulation {
   Status submit();
   Status submit_invalid();
   Status cancel_request();
+  Status cancel_all();
+  Status change_admission();
   Status pressure();
   Status step(bool nested);
   Status take_events(const std::vector<Event>& events);
-  Status resolve_prompts();
+  Status resolve_keys();
+  void on_keys(RequestId request, std::int64_t positions);
+  void listen(Request& request, Tracked& tracked);
+  std::vector<std::int32_t> draw_prompt();
   Request draw_request();
   std::size_t open_requests() const;
 
@@ -113,6 +120,8 @@ class Simulation {
   Status on_staged(ReloadPhase now);
   Status check_report() const;
   Status on_committed();
+  Status apply_policy(InFlight policy);
+  bool drains_on() const;
   Status on_failed(ReloadPhase before);
   void end_computed_under(std::uint64_t commit_serial);
   void note(const Fired& kinds, Outcome outcome);
@@ -166,6 +175,7 @@ class Simulation {
   ReloadPhase seen_ = ReloadPhase::kNone;
   bool stray_pending_ = false;
   std::uint64_t commit_serial_ = 1;
+  std::uint64_t call_serial_ = 0;  // of calls that may run or commit something
   std::vector<std::unique_ptr<Tracked>> requests_;
   std::vector<std::uintptr_t> addresses_;
   std::size_t live_bytes_ = 0, descriptors_ = 0, threads_ = 0;
