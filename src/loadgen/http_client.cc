@@ -81,6 +81,7 @@ struct HttpClient::Impl : std::enable_shared_from_this<HttpClient::Impl> {
       : io(context), endpoint(std::move(to)), options(with), sweep_timer(context) {}
 
   void send(HttpCall call);
+  void pump();
   void open(HttpCall call);
   void opened();
   void ended(const ConnectionPtr& connection, bool keep);
@@ -91,7 +92,7 @@ struct HttpClient::Impl : std::enable_shared_from_this<HttpClient::Impl> {
   const Endpoint endpoint;
   const Options options;
   std::vector<tcp::endpoint> addresses;
-  std::deque<HttpCall> to_open;  // calls that wait for a connection to be opened
+  std::deque<HttpCall> waiting;  // calls that have no connection yet
   std::size_t connecting = 0, most = 0;
   std::vector<ConnectionPtr> idle;
   std::unordered_set<ConnectionPtr> busy;
@@ -207,16 +208,28 @@ class HttpClient::Impl::Connection : public std::enable_shared_from_this<Connect
 };
 
 void HttpClient::Impl::send(HttpCall call) {
-  if (idle.empty()) return open(std::move(call));
-  const ConnectionPtr connection = std::move(idle.back());
-  idle.pop_back();
-  busy.insert(connection);
-  connection->reuse(std::move(call));
-  sweep();
+  waiting.push_back(std::move(call));
+  pump();
+}
+
+// Gives calls that wait to connections that are free, or to new ones.
+void HttpClient::Impl::pump() {
+  while (!waiting.empty() && (!idle.empty() || connecting < kMaxConnecting)) {
+    HttpCall call = std::move(waiting.front());
+    waiting.pop_front();
+    if (idle.empty()) {
+      open(std::move(call));
+      continue;
+    }
+    const ConnectionPtr connection = std::move(idle.back());
+    idle.pop_back();
+    busy.insert(connection);
+    connection->reuse(std::move(call));
+    sweep();
+  }
 }
 
 void HttpClient::Impl::open(HttpCall call) {
-  if (connecting >= kMaxConnecting) return to_open.push_back(std::move(call));
   ++connecting;
   const auto connection = std::make_shared<Connection>(*this);
   busy.insert(connection);
@@ -227,10 +240,7 @@ void HttpClient::Impl::open(HttpCall call) {
 
 void HttpClient::Impl::opened() {
   --connecting;
-  if (to_open.empty()) return;
-  HttpCall call = std::move(to_open.front());
-  to_open.pop_front();
-  send(std::move(call));
+  pump();
 }
 
 void HttpClient::Impl::ended(const ConnectionPtr& connection, bool keep) {
@@ -241,6 +251,7 @@ void HttpClient::Impl::ended(const ConnectionPtr& connection, bool keep) {
   } else {
     connection->close();
   }
+  pump();
   if (busy.empty()) sweep_timer.cancel();
 }
 
@@ -266,7 +277,7 @@ void HttpClient::Impl::close() {
   for (const ConnectionPtr& one : busy) one->close();
   idle.clear();
   busy.clear();
-  to_open.clear();
+  waiting.clear();
   sweep_timer.cancel();
 }
 

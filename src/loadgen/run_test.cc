@@ -187,6 +187,13 @@ TEST(Run, AServerThatIsNotThereIsAnOutcomeAndNoHang) {
   }
 }
 
+TEST(Run, MoreRequestsThanConnectAtOneTimeAllEnd) {
+  ScriptedServer server([](const Seen&, Writer& writer) { return writer.write(completion(3)); });
+  const Result<RunResult> result = run(options_for(server, 500));
+  ASSERT_TRUE(result.ok());
+  for (const Outcome& outcome : result->outcomes) EXPECT_TRUE(outcome.completed());
+}
+
 TEST(Run, NoMoreRequestsAreOpenThanAllowedAndConnectionsAreKept) {
   std::atomic<int> open = 0, most = 0, reused = 0;
   ScriptedServer server([&](const Seen& seen, Writer& writer) {
