@@ -41,7 +41,7 @@ svg { width: 100%; height: auto; display: block; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: 5px 10px; border-bottom: 1px solid var(--rule); }
 th { color: var(--soft); font-weight: 500; } th:first-child, td:first-child { text-align: left; }
-td.text { text-align: left; overflow-wrap: anywhere; } .ok { color: var(--ok); }
+td.text, th.text { text-align: left; overflow-wrap: anywhere; } .ok { color: var(--ok); }
 .bad { color: var(--bad); font-weight: 600; }
 </style></head><body>
 )";
@@ -65,7 +65,7 @@ std::string cards(const ReportInput& input) {
     for (const CommitGap& gap : measures.gaps) longest_ms = std::max(longest_ms, gap.longest_ms);
     out += card(std::to_string(input.result.reloads.size()), "reloads in the middle");
     out += card(fmt::format("{:.1f} ms", longest_ms), "longest gap over a commit");
-    out += card(fmt::format("{:.1f} ms", measures.itl_ms.median), "median between two tokens");
+    out += card(fmt::format("{:.1f} ms", measures.tpot_ms.median), "median time of a token");
   }
   return out + "</div>\n";
 }
@@ -121,7 +121,7 @@ std::string reload_table(const ReportInput& input) {
   std::string out =
       "<h2>Reloads</h2>\n<div class=\"scroll\"><table><tr><th>version</th><th>at s</th>"
       "<th>call ms</th><th>streams over it</th><th>gap median ms</th><th>gap longest ms</th>"
-      "<th>result</th></tr>\n";
+      "<th class=\"text\">result</th></tr>\n";
   for (const ReloadOutcome& reload : input.result.reloads) {
     out += fmt::format("<tr><td>{}</td><td>{:.2f}</td><td>{:.1f}</td>", escape_html(reload.version),
                        reload.began_s, (reload.ended_s - reload.began_s) * 1e3);
