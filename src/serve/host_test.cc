@@ -117,7 +117,8 @@ class HostTest : public ::testing::Test {
     ASSERT_TRUE(host.ok()) << host.error().message();
     host_ = std::move(host).value();
   }
-  void submit(Receiver& receiver, Request what, std::function<void(const Received&)> on_event = {}) {
+  void submit(Receiver& receiver, Request what,
+              std::function<void(const Received&)> on_event = {}) {
     host_->submit(std::move(what), receiver.sink(std::move(on_event)), receiver.accepted());
   }
   void pause(PauseMode mode) {
