@@ -109,6 +109,9 @@ Status declare_cost(const storage::Registry& registry, const PlanOptions& option
   if (any_alias(plan)) plan.peak_host_bytes += kStageChunkBytes;
   plan.peak_host_bytes_pushed = pushed_bytes(registry, plan);
   if (options.pushed) plan.peak_host_bytes = plan.peak_host_bytes_pushed;
+  // Where the host cannot write the staging, an image of it stands in until the upload.
+  const bool direct = registry.device().host_addressable();
+  if (!direct) plan.peak_host_bytes += arena_bytes;
   for (std::size_t i = 0; i < kCommitStrategies.size(); ++i) {
     plan.costs[i] = cost_of(kCommitStrategies[i], arena_bytes, arenas.size(), options, plan);
   }
@@ -118,7 +121,13 @@ Status declare_cost(const storage::Registry& registry, const PlanOptions& option
                       "could be read then: use remap or copy",
                       plan.source);
   }
-  const bool streams = !options.pushed && plan.peak_host_bytes <= kMaxStreamBufferBytes;
+  if (!direct && options.strategy == CommitStrategy::kStream) {
+    return make_error(ErrorCode::kUnsupported,
+                      "{}: stream writes the source into live slots, which the host cannot on {}: "
+                      "use remap or copy",
+                      plan.source, registry.device().name());
+  }
+  const bool streams = direct && !options.pushed && plan.peak_host_bytes <= kMaxStreamBufferBytes;
   const std::span<const StrategyCost> usable(plan.costs.data(), plan.costs.size() - !streams);
   plan.strategy_was_chosen = !options.strategy.has_value();
   if (options.strategy.has_value()) {

@@ -1,0 +1,108 @@
+// The engine on a GPU: the fixtures' references, what batches and chunks never show, and reloads
+// under captured graphs.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "device/cuda/cuda_test_device.h"
+#include "device/devices.h"
+#include "engine/test_support.h"
+
+namespace holdfast::engine {
+namespace {
+
+std::unique_ptr<EngineCore> open_on_gpu(const EngineOptions& options) {
+  auto core = EngineCore::open(options, device::make_device("cuda").value());
+  if (!core.ok()) ADD_FAILURE() << core.error().to_string();
+  return std::move(core).value();
+}
+
+TEST(CudaEngine, GreedyTokensAndLogprobsAreThoseOfTheReference) {
+  HF_GPU_OR_SKIP(gpu);
+  for (const char* name : {"gptoss-tiny-A", "gptoss-tiny-B"}) {
+    const auto prompts = read_reference_prompts(name);
+    auto core = open_on_gpu(test_options(source_path(std::string("models/") + name)));
+    std::vector<Request> requests = greedy_requests(prompts);
+    for (Request& request : requests) request.prompt_logprobs = true;
+    const auto transcripts = run_together(*core, requests);
+    for (std::size_t i = 0; i < prompts.size(); ++i) {
+      EXPECT_EQ(transcripts[i].ids, prompts[i].greedy_ids) << name << " prompt " << i;
+      ASSERT_EQ(transcripts[i].prompt_logprobs.size(), prompts[i].logprobs.size());
+      for (std::size_t t = 0; t < prompts[i].logprobs.size(); ++t) {
+        ASSERT_NEAR(transcripts[i].prompt_logprobs[t], prompts[i].logprobs[t], 1e-3);
+      }
+      for (std::size_t t = 0; t < prompts[i].greedy_logprobs.size(); ++t) {
+        ASSERT_NEAR(transcripts[i].logprobs[t], prompts[i].greedy_logprobs[t], 1e-3);
+      }
+    }
+  }
+}
+
+TEST(CudaEngine, BatchesChunksAndGraphsNeverShowInTheBits) {
+  HF_GPU_OR_SKIP(gpu);
+  const auto requests = greedy_requests(read_reference_prompts("gptoss-tiny-A"));
+  auto core = open_on_gpu(test_options(model_a()));
+  const auto alone = run_one_by_one(*core, requests);
+  for (const std::int64_t chunk : {1, 3, 17, 200}) {
+    EngineOptions options = test_options(model_a());
+    options.prefill_chunk = chunk;
+    options.max_sequences = 5;
+    auto other = open_on_gpu(options);
+    const auto together = run_together(*other, requests);
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      EXPECT_TRUE(together[i].same_tokens(alone[i])) << "chunk " << chunk << ", prompt " << i;
+    }
+  }
+}
+
+TEST(CudaEngine, AWarmReloadEqualsAColdStartAndMovesNothing) {
+  HF_GPU_OR_SKIP(gpu);
+  const auto requests = greedy_requests(read_reference_prompts("gptoss-tiny-B"));
+  auto cold = open_on_gpu(test_options(model_b()));
+  const auto expected = run_together(*cold, requests);
+  const CensusReport cold_census = cold->census().value();
+  for (const char* strategy : {"remap", "copy"}) {
+    auto core = open_on_gpu(test_options(model_a()));
+    const CensusReport before = core->census().value();
+    run_together(*core, requests);
+    ReloadOptions options;
+    options.commit = strategy;
+    core->begin_reload(model_b(), options).value();
+    const auto report = core->finish_reload();
+    ASSERT_TRUE(report.ok()) << report.error().to_string();
+    EXPECT_EQ(report->state, "committed");
+    EXPECT_EQ(report->slots_moved, 0u);
+    const CensusReport after = core->census().value();
+    EXPECT_TRUE(after.homeless.empty());
+    EXPECT_TRUE(after.rehomed.empty());
+    for (std::size_t i = 0; i < after.slots.size(); ++i) {
+      EXPECT_EQ(after.slots[i].address, before.slots[i].address) << after.slots[i].name;
+      EXPECT_EQ(after.slots[i].digest, cold_census.slots[i].digest) << after.slots[i].name;
+    }
+    const auto warm = run_together(*core, requests);
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      EXPECT_TRUE(warm[i].same_tokens(expected[i])) << strategy << ", prompt " << i;
+    }
+    EXPECT_TRUE(core->verify().value().defects.empty());
+  }
+}
+
+TEST(CudaEngine, AStreamIsRefusedAndTheWeightsServeOn) {
+  HF_GPU_OR_SKIP(gpu);
+  const auto requests = greedy_requests(read_reference_prompts("gptoss-tiny-A"));
+  auto core = open_on_gpu(test_options(model_a()));
+  const auto before = run_together(*core, requests);
+  ReloadOptions options;
+  options.commit = "stream";
+  core->begin_reload(model_b(), options).value();
+  EXPECT_FALSE(core->finish_reload().ok());
+  const auto after = run_together(*core, requests);
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    EXPECT_TRUE(after[i].same_tokens(before[i]));
+  }
+}
+
+}  // namespace
+}  // namespace holdfast::engine
