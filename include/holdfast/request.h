@@ -26,19 +26,21 @@ struct Sampling {
   // [-2, 2]: the logit of an output token falls by count * frequency + presence.
   float frequency_penalty = 0.0f;
   float presence_penalty = 0.0f;
-  std::vector<std::pair<std::int32_t, float>> logit_bias = {};  // token id, [-100, 100]
+  std::vector<std::pair<std::int32_t, float>> logit_bias = {};  // token id, [-100, 100]; add up
   std::vector<std::int32_t> allowed_token_ids = {};             // empty: all
 };
 
 // Which distribution log probabilities are of: the model's own, or what is left of it after
-// everything in Sampling (so that dropped tokens have -infinity; greedy uses temperature 1).
+// everything in Sampling (so that dropped tokens have -infinity; greedy uses temperature 1). Of
+// prompt tokens, which nothing was drawn for, it is always the model's own.
 enum class LogprobsMode : std::uint8_t { kRaw, kProcessed };
 
 struct Request {
   std::vector<std::int32_t> prompt_ids;  // at least one
   Sampling sampling = {};
   std::int64_t max_tokens = 128;         // 0: only score the prompt
-  std::int64_t min_tokens = 0;           // no end token before; stop strings wait as well
+  // Up to max_tokens. No token that would end the request comes before; stop strings wait as well.
+  std::int64_t min_tokens = 0;
   bool ignore_eos = false;
   std::vector<std::int32_t> stop_token_ids = {};  // besides the model's
   // Ends the request as soon as its text holds one of these (not empty, UTF-8).

@@ -82,7 +82,10 @@ Result<std::vector<Event>> EngineCore::step() {
   if (!batch.rows.empty()) {
     HF_TRY(runtime_->run(batch));
     HF_TRY(requests_->take_results(
-        [this](std::int64_t index) { return runtime_->logits(index); }, epoch()));
+        [this](std::int64_t index) { return runtime_->logits(index); }, epoch(),
+        [this](Results::RowRange rows, std::vector<std::int16_t>& into) {
+          return runtime_->append_experts(rows.begin, rows.count, into);
+        }));
   }
   return requests_->take_events();
 }

@@ -1,4 +1,5 @@
-// What a request must be to be accepted: every field against its range. A pure function; any thread.
+// What a request must be to be accepted: every field against its range. Pure functions; any
+// thread.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +13,8 @@ namespace holdfast::engine {
 inline constexpr std::size_t kMaxStopTokens = 256;
 inline constexpr std::size_t kMaxCacheSaltBytes = 256;
 
-// Errors: kInvalidArgument naming field, value and range.
+// Errors, of both: kInvalidArgument naming field, value and range.
+Status check_sampling(const Sampling& sampling, std::int64_t vocab_size);
 Status check_request(const Request& request, const Settings& settings,
                      const Vocabulary& vocabulary);
 

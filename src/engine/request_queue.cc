@@ -310,9 +310,10 @@ void RequestQueue::fill_batch(std::span<const StepChunk> chunks) {
   }
 }
 
-Status RequestQueue::take_results(const Results::ReadLogits& read_logits, std::uint64_t epoch) {
+Status RequestQueue::take_results(const Results::ReadLogits& read_logits, std::uint64_t epoch,
+                                  const Results::ReadExperts& read_experts) {
   count_step();
-  const Status taken = results_.take(chunks_, read_logits, epoch);
+  const Status taken = results_.take(chunks_, read_logits, epoch, read_experts);
   for (const ComputedChunk& chunk : chunks_) {
     Sequence& sequence = *chunk.sequence;
     tell_keys(sequence);

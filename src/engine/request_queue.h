@@ -46,9 +46,9 @@ class RequestQueue {
   Status plan(std::uint64_t epoch, const WriteTable& write_table);
   // The planned rows; empty when nothing runs.
   const StepBatch& batch() const { return batch_; }
-  // After the planned step ran: callbacks, samples, ends. `read_logits` gives the n-th wanted row.
-  // Errors: as Results::take.
-  Status take_results(const Results::ReadLogits& read_logits, std::uint64_t epoch);
+  // After the planned step ran: callbacks, samples, ends. Parameters and errors: as Results::take.
+  Status take_results(const Results::ReadLogits& read_logits, std::uint64_t epoch,
+                      const Results::ReadExperts& read_experts = {});
   std::vector<Event> take_events();
 
   // Weights have changed: no prefix of others is ever found again.

@@ -31,13 +31,21 @@ class Results {
  public:
   explicit Results(Vocabulary vocabulary);
 
-  // After a step ran, with its chunks in the order of its rows: callbacks, samples, ends. Updates
-  // computed_tokens, taken_tokens and last_epoch. `read_logits` gives the n-th wanted row.
-  // Errors: kDevice when logits cannot be read or are not finite: the first such; those requests
-  // have ended (kAbort), the others went on.
+  // What a step left behind: the n-th wanted row of logits; and where rows went, appended as i16
+  // [count, layers, experts per token], asked for only if a request wants it.
   using ReadLogits = std::function<Result<std::span<const float>>(std::int64_t)>;
+  struct RowRange {
+    std::int64_t begin = 0;
+    std::int64_t count = 0;
+  };
+  using ReadExperts = std::function<Status(RowRange, std::vector<std::int16_t>&)>;
+
+  // After a step ran, with its chunks in the order of its rows: callbacks, samples, ends. Updates
+  // computed_tokens, taken_tokens and last_epoch. Without `read_experts` nobody gets any.
+  // Errors: kDevice when logits or experts cannot be read or logits are not finite: the first such;
+  // those requests have ended (kAbort), the others went on.
   Status take(std::span<const ComputedChunk> chunks, const ReadLogits& read_logits,
-              std::uint64_t epoch);
+              std::uint64_t epoch, const ReadExperts& read_experts = {});
   // Ends a sequence without a token.
   void end(Sequence& sequence, FinishReason reason);
   // Back to its prompt; an event says so when anything has been told of it. Asserts that it has no
@@ -50,11 +58,17 @@ class Results {
  private:
   Status take_row(Sequence& sequence, std::int64_t position,
                   const Result<std::span<const float>>& read, std::uint64_t epoch);
-  void emit(Sequence& sequence, std::optional<Token> token, std::optional<FinishReason> reason);
+  Status take_prompt_row(Sequence& sequence, std::int64_t position,
+                         std::span<const float> logits);
+  Status take_experts(const ComputedChunk& chunk, std::int64_t first_row,
+                      const ReadExperts& read_experts);
+  SampleInput input_of(const Sequence& sequence) const;
+  void emit(Sequence& sequence, Event event);
   std::optional<FinishReason> reason_to_finish(const Sequence& sequence) const;
 
   Vocabulary vocabulary_;
   Sampler sampler_;
+  std::vector<std::int16_t> experts_;  // of the position whose logits give the next token
   std::vector<Event> events_;
 };
 

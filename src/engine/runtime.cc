@@ -43,7 +43,8 @@ model::DecoderOptions Runtime::decoder_options() const {
           .page_size = kPageSize,
           .page_count = settings_.page_count,
           .max_context = settings_.max_context,
-          .experts_backend = settings_.experts};
+          .experts_backend = settings_.experts,
+          .device = device_->kind()};
 }
 
 Result<std::map<std::string, std::vector<std::byte>>> Runtime::constants_of(
@@ -66,7 +67,8 @@ Status Runtime::define() {
   HF_ASSIGN(decoder_, model::define_decoder(registry_, config_, decoder_options()));
   HF_TRY(registry_.seal(*device_));
   HF_ASSIGN(stream_, device_->create_stream(settings_.threads));
-  kernels_ = make_kernels(settings_.kernels);
+  kernels_ = device_->kind() == device::DeviceKind::kCuda ? ops::make_cuda_kernels()
+                                                          : make_kernels(settings_.kernels);
   column_.reserve(static_cast<std::size_t>(settings_.max_rows));
   if (!device_->host_addressable()) logits_.resize(static_cast<std::size_t>(config_.vocab_size));
   return {};
@@ -99,6 +101,7 @@ Status Runtime::capture() {
 }
 
 Status Runtime::run(const StepBatch& batch) {
+  has_expert_ids_ = false;
   HF_TRY(write_inputs(batch));
   HF_TRY(graphs_->replay(*stream_, static_cast<std::int64_t>(batch.rows.size())));
   return stream_->synchronize();
@@ -140,6 +143,31 @@ Result<std::span<const float>> Runtime::logits(std::int64_t index) {
   if (device_->host_addressable()) return std::span<const float>(row.as<const float>(), count);
   HF_TRY(device_->read(reinterpret_cast<std::byte*>(logits_.data()), row.address, row.bytes()));
   return std::span<const float>(logits_);
+}
+
+Status Runtime::append_experts(std::int64_t row, std::int64_t count,
+                               std::vector<std::int16_t>& into) {
+  const ops::TensorView view = registry_.view(decoder_->slots().expert_ids);
+  const std::int64_t layers = view.shape[0], rows = view.shape[1], experts = view.shape[2];
+  HF_ASSERT(row >= 0 && count >= 0 && row + count <= rows, "no such rows");
+  const std::int32_t* ids = expert_ids_.data();
+  if (device_->host_addressable()) {
+    ids = view.as<const std::int32_t>();
+  } else if (!has_expert_ids_) {
+    expert_ids_.resize(view.bytes() / sizeof(std::int32_t));
+    ids = expert_ids_.data();
+    // All at once: a read of each layer's few rows takes longer.
+    HF_TRY(device_->read(reinterpret_cast<std::byte*>(expert_ids_.data()), view.address,
+                         view.bytes()));
+    has_expert_ids_ = true;
+  }
+  for (std::int64_t r = row; r < row + count; ++r) {
+    for (std::int64_t layer = 0; layer < layers; ++layer) {
+      const std::int32_t* const at = ids + (layer * rows + r) * experts;
+      for (std::int64_t k = 0; k < experts; ++k) into.push_back(static_cast<std::int16_t>(at[k]));
+    }
+  }
+  return {};
 }
 
 Status Runtime::write_block_table(std::int32_t sequence, std::span<const std::int32_t> pages) {

@@ -35,6 +35,9 @@ class Runtime {
   // Logits f32 [vocab] of the `index`-th row of the last batch that wanted them; valid until the
   // next call of logits or run. Errors: kDevice.
   Result<std::span<const float>> logits(std::int64_t index);
+  // Appends which experts rows [row, row + count) of the last batch went to: i16 [count, layers,
+  // experts per token], likeliest first. Errors: kDevice.
+  Status append_experts(std::int64_t row, std::int64_t count, std::vector<std::int16_t>& into);
   // The pages of sequence row `sequence`. Errors: kDevice.
   Status write_block_table(std::int32_t sequence, std::span<const std::int32_t> pages);
 
@@ -73,7 +76,10 @@ class Runtime {
   std::unique_ptr<device::Stream> stream_;
   std::unique_ptr<GraphSet> graphs_;
   std::vector<std::int32_t> column_;  // one input slot's values
-  std::vector<float> logits_;         // only where the host cannot read device memory
+  // Only where the host cannot read device memory.
+  std::vector<float> logits_;
+  std::vector<std::int32_t> expert_ids_;  // of the last batch, once somebody asked
+  bool has_expert_ids_ = false;
 };
 
 }  // namespace holdfast::engine

@@ -27,21 +27,25 @@ struct Sequence {
   std::uint64_t last_epoch = 0;         // of the last step that computed a position
   std::uint64_t prefix_epoch = 0;       // of the cached pages that it took last
   std::vector<float> prompt_logprobs;   // until the first event
+  std::shared_ptr<PromptDetail> prompt_detail;  // as well; null: there is nothing to say
+  bool has_event = false;               // its first event has been made
   bool ended = false;
 
   std::int64_t known_tokens() const { return static_cast<std::int64_t>(tokens.size()); }
   std::int64_t output_tokens() const { return known_tokens() - prompt_tokens; }
+  bool wants_prompt_logprobs() const {
+    return request.prompt_logprobs || request.prompt_top_logprobs;
+  }
   // A request that wants to know something of each prompt position has to compute it.
   bool may_use_cached_prefix() const {
-    return !request.prompt_logits && !request.prompt_logprobs && !request.routed_experts &&
-           !request.prompt_top_logprobs;
+    return !request.prompt_logits && !wants_prompt_logprobs() && !request.routed_experts;
   }
   // Whether the step that computes `position` has to bring its logits.
   bool wants_logits(std::int64_t position) const {
     if (position < taken_tokens) return false;
     if (position + 1 >= prompt_tokens && output_limit > 0) return true;
     if (request.prompt_logits && position < prompt_tokens) return true;
-    return request.prompt_logprobs && position + 1 < prompt_tokens;
+    return wants_prompt_logprobs() && position + 1 < prompt_tokens;
   }
 };
 using SequencePtr = std::unique_ptr<Sequence>;

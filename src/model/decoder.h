@@ -39,6 +39,9 @@ struct DecoderSlots {
   storage::SlotId row_count;     // i32 [1]
   storage::SlotId logit_count;   // i32 [1]
   storage::SlotId logits;        // f32 [n, vocab]; rows [0, logit_count) are written
+  // i32 [layers, n, experts per token]: where each row went, likeliest first; rows [0, row_count)
+  // of each layer are written.
+  storage::SlotId expert_ids;
 };
 
 // Called with each named intermediate of an eager step: "layers.0.qkv_proj_out", ... The view's

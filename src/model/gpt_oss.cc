@@ -39,7 +39,6 @@ struct Activations {
   SlotId qkv;             // f32 [n, (Hq + 2 Hkv) d]
   SlotId heads;           // f32 [n, Hq d]
   SlotId router_logits;   // f32 [n, E]
-  SlotId expert_ids;      // i32 [n, K]
   SlotId expert_weights;  // f32 [n, K]
   SlotId last;            // f32 [n, H]: the rows whose logits are wanted
 };
@@ -173,7 +172,9 @@ Status GptOss::attention(const Step& step, std::size_t index) const {
 Status GptOss::moe(const Step& step, std::size_t index) const {
   const Layer& layer = layers_[index];
   const TensorView logits = view(act_.router_logits, step.rows);
-  const TensorView ids = view(act_.expert_ids, step.rows);
+  const TensorView ids = view(slots_.expert_ids)
+                             .row(static_cast<std::int64_t>(index))
+                             .rows(0, step.rows);
   const TensorView weights = view(act_.expert_weights, step.rows);
 
   HF_TRY(ops::rms_norm(step.context, {.x = step.hidden,
@@ -309,6 +310,10 @@ Result<DecoderSlots> define_inputs(storage::Registry& registry, const config::Mo
   HF_ASSIGN(slots.logit_count, input("input.logit_count", Shape{1}));
   HF_ASSIGN(slots.logits, define_working(registry, "logits", SlotClass::kScratch, DType::kF32,
                                          Shape{n, config.vocab_size}));
+  // Of its own for each layer, so that all can be read after a step.
+  HF_ASSIGN(slots.expert_ids,
+            define_working(registry, "act.expert_ids", SlotClass::kScratch, DType::kI32,
+                           Shape{config.layer_count, n, config.experts_per_token}));
   return slots;
 }
 
@@ -325,7 +330,6 @@ Result<Activations> define_activations(storage::Registry& registry,
   HF_ASSIGN(act.qkv, scratch("act.qkv", heads * config.head_dim));
   HF_ASSIGN(act.heads, scratch("act.heads", config.query_head_count * config.head_dim));
   HF_ASSIGN(act.router_logits, scratch("act.router_logits", config.expert_count));
-  HF_ASSIGN(act.expert_ids, scratch("act.expert_ids", config.experts_per_token, DType::kI32));
   HF_ASSIGN(act.expert_weights, scratch("act.expert_weights", config.experts_per_token));
   HF_ASSIGN(act.last, scratch("act.last", config.hidden_size));
   return act;
