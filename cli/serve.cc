@@ -99,6 +99,8 @@ void add_value(CLI::App& app, const serve::ServeOption& option, ServeFlags& flag
         flags.given.emplace_back("--" + option.name, text);
       },
       help);
+  // A script's flag may be followed by its user's.
+  added->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   added->group(option.group)->default_str(default_text(now));
   added->type_name(std::holds_alternative<std::int64_t>(now) ? "INT" : "TEXT");
 }

@@ -25,6 +25,7 @@ class Server:
                                         env={**os.environ, **(environment or {})})
         test.addCleanup(self.close)
         self.err = b""
+        self.changed = threading.Condition()
         self.reader = threading.Thread(target=self.read_err, daemon=True)
         self.reader.start()
         line = self.process.stdout.readline().decode().rstrip("\n")
@@ -34,7 +35,13 @@ class Server:
 
     def read_err(self):
         for line in self.process.stderr:
-            self.err += line
+            with self.changed:
+                self.err += line
+                self.changed.notify_all()
+
+    def wait_for_log(self, words):
+        with self.changed:
+            assert self.changed.wait_for(lambda: words in self.err, TIMEOUT_S), self.err
 
     def close(self):
         if self.process.poll() is None:
@@ -138,16 +145,15 @@ class Serve(harness.TestCase):
             server.ask("/health")
 
     def test_a_second_signal_ends_at_once(self):
-        server = Server(self, "--max-model-len", "4096")
-        connection, reply = server.stream(4000)
-        server.process.send_signal(signal.SIGINT)
-        while b"draining" not in server.err:
-            reply.readline()
-        server.process.send_signal(signal.SIGINT)
-        rest = reply.read().decode()
-        connection.close()
-        self.assertEqual(server.wait(), 0)
-        self.assertNotIn('"finish_reason":"length"', rest)
+        server = Server(self)
+        with socket.create_connection(("127.0.0.1", server.port), TIMEOUT_S) as slow:
+            slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n"
+                         b"Expect: 100-continue\r\n\r\n")
+            self.assertIn(b"100 Continue", slow.recv(4096))  # its request is under way
+            server.process.send_signal(signal.SIGINT)
+            server.wait_for_log(b"draining")
+            server.process.send_signal(signal.SIGINT)
+            self.assertEqual(server.wait(), 0)
         self.assertIn("ended by a second signal", server.err.decode())
 
     def test_a_paused_server_does_not_hold_its_end(self):
