@@ -610,9 +610,12 @@ TEST_F(Pushed, APushAfterTheDeadlineFailsAndEndsTheReload) {
 }
 
 TEST_F(Pushed, ADeadlineEndsAPushOfSomebodyWhoIsGoneWithoutAnyStep) {
-  open();
-  const std::uint64_t id = begin({.deadline_ms = 1});
-  static_cast<void>(core->push(id, "model.norm.weight", 0, bytes_of_b("model.norm.weight")));
+  GateClock clock;
+  open(&clock);
+  const std::uint64_t id = begin({.deadline_ms = 10});
+  const std::string name = "model.norm.weight";
+  ASSERT_TRUE(core->push(id, name, 0, bytes_of_b(name)).ok());
+  clock.advance_ms(11);
   expect_error(core->finish_reload(), ErrorCode::kDeadlineExceeded, "");
   expect_untouched(ErrorCode::kDeadlineExceeded);
   expect_next_succeeds();

@@ -73,9 +73,8 @@ Status Reloader::check_taking(std::uint64_t reload_id, const std::string& what) 
   const ReloadStatus now = status();
   if (now.id != reload_id) {
     return make_error(ErrorCode::kFailedPrecondition,
-                      "{} for reload {}, which is not open: the {} one is {} ({}); it came late",
-                      what, reload_id, now.id == 0 ? "last" : "open or last", now.id,
-                      reload_phase_name(now.phase));
+                      "{} for reload {}, which is not open: the latest is {} ({}); it came late",
+                      what, reload_id, now.id, reload_phase_name(now.phase));
   }
   if (!now.pushed) {
     return make_error(ErrorCode::kFailedPrecondition,

@@ -125,13 +125,32 @@ struct BenchModel {
     auto plan = make_plan(registry, {}, *source, strategy).value();
     auto transaction =
         Transaction::begin(registry, std::move(plan), {.clock = &clock, .fault = {}}).value();
-    transaction->stage(*source, *stream).value();
+    if (pushed_chunk == 0) transaction->stage(*source, *stream).value();
+    if (pushed_chunk > 0) push(*transaction);
     transaction->prepare().value();
     transaction->commit().value();
     transaction->verify().value();
     return transaction->report();
   }
+  // Tensor after tensor, front to back, as an upload of a safetensors file comes.
+  void push(Transaction& transaction) {
+    for (std::size_t i = 0; i < source->tensors().size(); ++i) {
+      const SourceTensor& tensor = source->tensors()[i];
+      const std::uint64_t bytes = tensor::byte_size(tensor.dtype, tensor.shape).value();
+      chunk.resize(pushed_chunk);
+      for (std::uint64_t at = 0; at < bytes; at += pushed_chunk) {
+        const auto count = std::min<std::uint64_t>(pushed_chunk, bytes - at);
+        source->read(i, at, std::span(chunk).first(count)).value();
+        const Fragment fragment{
+            .transaction = transaction.id(), .tensor = tensor.name, .offset_bytes = at};
+        transaction.put(fragment, std::span(chunk).first(count), *stream).value();
+      }
+    }
+    transaction.finish_staging(*stream).value();
+  }
   base::SteadyClock clock;
+  std::uint64_t pushed_chunk = 0;  // bytes; 0: the source is read instead
+  std::vector<std::byte> chunk;
   std::unique_ptr<device::Device> device = device::make_cpu_device();
   storage::Registry registry;
   std::unique_ptr<device::Stream> stream;
@@ -167,6 +186,13 @@ void BM_StageFromFile(benchmark::State& state) {
   measure<&TransactionReport::stage_ns>(state, model, CommitStrategy::kRemap);
 }
 
+// The time inside of put, without that of whoever has the bytes.
+void BM_StagePushed(benchmark::State& state, std::uint64_t chunk) {
+  BenchModel model(state.range(0) * kMB);
+  model.pushed_chunk = chunk;
+  measure<&TransactionReport::stage_ns>(state, model, CommitStrategy::kRemap);
+}
+
 constexpr auto kRemap = CommitStrategy::kRemap;
 constexpr auto kCopy = CommitStrategy::kCopy;
 constexpr auto kStream = CommitStrategy::kStream;
@@ -180,6 +206,8 @@ void sizes(benchmark::internal::Benchmark* bench) {
 }
 BENCHMARK(BM_Reload<&TransactionReport::stage_ns, kRemap>)->Name("stage/memory")->Apply(sizes);
 BENCHMARK(BM_StageFromFile)->Name("stage/file")->Apply(sizes);
+BENCHMARK_CAPTURE(BM_StagePushed, 64K, 64u << 10)->Name("stage/pushed 64 KiB")->Apply(sizes);
+BENCHMARK_CAPTURE(BM_StagePushed, 1M, 1u << 20)->Name("stage/pushed 1 MiB")->Apply(sizes);
 BENCHMARK(BM_Reload<&TransactionReport::prepare_ns, kRemap>)->Name("prepare")->Apply(sizes);
 BENCHMARK(BM_Reload<&TransactionReport::pause_ns, kRemap>)->Name("pause/remap")->Apply(sizes);
 BENCHMARK(BM_Reload<&TransactionReport::pause_ns, kCopy>)->Name("pause/copy")->Apply(sizes);
