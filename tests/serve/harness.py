@@ -7,6 +7,7 @@ import pathlib
 import re
 import subprocess
 import threading
+import time
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -34,8 +35,7 @@ class Server:
     """A running server; a context manager that ends it by its process."""
 
     def __init__(self, *flags, model=MODEL_A):
-        self.command = [PROGRAM, "serve", "--model", model, "--port", "0", "--control-port", "0",
-                        *flags]
+        self.command = [PROGRAM, "serve", model, "--port", "0", "--control-port", "0", *flags]
         self.lines = []
         self.process = None
         self.ports = {}
@@ -55,7 +55,7 @@ class Server:
             line = raw.decode("utf-8", "replace").rstrip()
             self.lines.append(line)
             found = re.findall(r"http://127\.0\.0\.1:(\d+)", line)
-            if found and not self.ports:
+            if found and "ready" in line and not self.ports:
                 self.ports = {"public": int(found[0]), "control": int(found[-1])}
                 ready.set()
         ready.set()
@@ -91,6 +91,12 @@ class Server:
     def get(self, path, **more):
         return self.request("GET", path, **more)
 
+    def metric(self, name):
+        """The sum of a metric's samples."""
+        text = self.get("/metrics").text
+        return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines()
+                   if re.match(re.escape(name) + r"[{ ]", line))
+
     def events(self, path, body):
         """The objects of a stream, which must end with [DONE]."""
         reply = self.post(path, body)
@@ -108,6 +114,15 @@ def generate(lines, model=MODEL_A, flags=()):
     done = subprocess.run([PROGRAM, "generate", "--model", model, "--input", "-", *flags],
                           input=text.encode(), capture_output=True, timeout=TIMEOUT_S, check=True)
     return [json.loads(line) for line in done.stdout.decode().splitlines()]
+
+
+def wait_until(condition, what):
+    """Polls, since a server says nothing of its own accord; `what` is what did not come true."""
+    end = time.monotonic() + TIMEOUT_S
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {TIMEOUT_S} s: {what}")
+        time.sleep(0.02)
 
 
 class TestCase(unittest.TestCase):
