@@ -109,6 +109,30 @@ class Dialects(harness.TestCase):
         many = self.ok("/generate", sglang_body(n=3, temperature=1, sampling_seed=4))
         self.assertEqual(len(many), 3)
 
+    def test_an_abort_by_name_gives_the_tokens_so_far_and_ends_nobody_else(self):
+        long = {"max_tokens": 900, "ignore_eos": True, "temperature": 0}
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            vllm = pool.submit(self.ok, "/inference/v1/generate", {
+                "token_ids": IDS, "request_id": "first", "sampling_params": long})
+            sglang = pool.submit(self.ok, "/generate", {
+                "input_ids": IDS, "rid": "second-7", "sampling_params": {
+                    "max_new_tokens": 900, "ignore_eos": True, "temperature": 0}})
+            plain = pool.submit(self.ok, "/v1/completions", {
+                "prompt": IDS, "request_id": "third", **long, "return_token_ids": True})
+
+            def abort(path, body):
+                return self.server.post(path, body, listener="control").json()
+            harness.wait_until(lambda: abort("/abort_requests", {"request_ids": ["first"]})
+                               ["aborted"] == 1, "the first is there to be aborted")
+            first = vllm.result()["choices"][0]
+            abort("/abort_request", {"rid": "second"})  # a prefix, as SGLang has it
+            second = sglang.result()
+            third = plain.result()["choices"][0]
+        self.assertEqual(first["finish_reason"], "abort")
+        self.assertEqual(third["finish_reason"], "length")
+        self.assertEqual(first["token_ids"], third["token_ids"][:len(first["token_ids"])])
+        self.assertEqual(second["output_ids"], third["token_ids"][:len(second["output_ids"])])
+
     def test_wrong_bodies_are_one_400_that_names_the_field(self):
         for body, param in [({}, "input_ids"), ({"text": "a", "input_ids": [1]}, "input_ids"),
                             ({"text": ""}, "text"), ({"input_ids": [99999]}, "input_ids[0]"),
