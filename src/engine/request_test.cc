@@ -39,6 +39,29 @@ TEST_F(Requests, SampledTokensDependOnTheSeedAndNotOnTheBatch) {
   for (std::size_t i = 0; i < requests.size(); ++i) EXPECT_NE(reseeded[i].ids, together[i].ids);
 }
 
+TEST_F(Requests, EveryFieldOfSamplingGivesTheSameBitsAloneAndInABatch) {
+  std::vector<Request> requests;
+  for (std::size_t i = 0; i < prompts_.size(); ++i) {
+    Request request = greedy_request(prompts_[i]);
+    request.ignore_eos = false;
+    request.min_tokens = request.max_tokens / 2;
+    request.sampling = {.temperature = i % 3 == 0 ? 0.0f : 1.1f, .top_p = 0.9f, .min_p = 0.001f,
+                        .seed = 7 + i, .repetition_penalty = 1.3f, .frequency_penalty = 0.5f,
+                        .presence_penalty = -0.25f, .logit_bias = {{5, 3.0f}, {9, -3.0f}}};
+    request.logprobs_mode = i % 2 == 0 ? LogprobsMode::kProcessed : LogprobsMode::kRaw;
+    request.top_logprobs = 3;
+    request.routed_experts = i % 4 == 0;
+    requests.push_back(std::move(request));
+  }
+  const auto together = run_together(*core_, requests);
+  const auto alone = run_one_by_one(*core_, requests);
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    EXPECT_TRUE(together[i].same_tokens(alone[i])) << i;
+    EXPECT_GE(std::ssize(together[i].ids), requests[i].min_tokens);
+    EXPECT_NE(together[i].ids, prompts_[i].greedy_ids) << i;
+  }
+}
+
 TEST_F(Requests, TopKOfOneIsTheGreedyContinuation) {
   Request request = greedy_request(prompts_[3]);
   request.sampling = {.temperature = 2.0f, .top_k = 1, .seed = 9};
