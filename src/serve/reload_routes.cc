@@ -67,14 +67,9 @@ void reload(const RolloutPtr& rollout, const HttpRequest& request, ResponderPtr 
   UpdateOptions options;
   bool wait = true;
   if (!read_directory(request, directory, options, &wait, *responder)) return;
-  if (rollout->bracket_open()) {
-    return reply_update_error(*responder,
-                              make_error(ErrorCode::kFailedPrecondition,
-                                         "a weight update is open; finish it, or start anew"));
-  }
   if (wait) {
     return rollout->update_from_disk(
-        directory, std::move(options),
+        directory, options,
         [responder = std::move(responder)](const Result<ReloadReport>& report) {
           reply_report(*responder, report);
         });

@@ -111,30 +111,40 @@ bool Rollout::bracket_open() const {
   return bracket_ != nullptr;
 }
 
-void Rollout::update_from_disk(const std::string& directory, UpdateOptions options,
+void Rollout::update_in_bracket(const std::string& directory, UpdateOptions options,
+                                DoneReport done) {
+  Result<std::string> allowed = allowed_directory(directory);
+  if (!allowed.ok()) return done(allowed.error());
+  std::unique_lock lock(mutex_);
+  if (bracket_ == nullptr) {
+    lock.unlock();
+    return load(std::move(*allowed), options, std::move(done));
+  }
+  if (bracket_->push_id || bracket_->opening || !bracket_->directory.empty()) {
+    lock.unlock();
+    return done(make_error(ErrorCode::kFailedPrecondition,
+                           "this weight update has weights already; finish it, or start anew"));
+  }
+  bracket_->directory = std::move(*allowed);
+  if (!options.version.empty()) bracket_->options.version = options.version;
+  if (options.in_flight != InFlight::kContinue) bracket_->options.in_flight = options.in_flight;
+  lock.unlock();
+  done(ReloadReport{});
+}
+
+void Rollout::update_from_disk(const std::string& directory, const UpdateOptions& options,
                                DoneReport done) {
   Result<std::string> allowed = allowed_directory(directory);
   if (!allowed.ok()) return done(allowed.error());
-  {
-    std::unique_lock lock(mutex_);
-    if (bracket_ != nullptr) {
-      if (bracket_->push_id || bracket_->opening || !bracket_->directory.empty()) {
-        lock.unlock();
-        return done(make_error(ErrorCode::kFailedPrecondition,
-                               "this weight update has weights already; finish it, or start anew"));
-      }
-      bracket_->directory = std::move(*allowed);
-      if (!options.version.empty()) bracket_->options.version = options.version;
-      if (options.in_flight != InFlight::kContinue) {
-        bracket_->options.in_flight = options.in_flight;
-      }
-      lock.unlock();
-      return done(ReloadReport{});
-    }
-  }
+  // Its reload takes the place of what the bracket had pushed.
+  take_bracket();
+  load(std::move(*allowed), options, std::move(done));
+}
+
+void Rollout::load(std::string allowed, const UpdateOptions& options, DoneReport done) {
   auto shared = std::make_shared<DoneReport>(std::move(done));
   context_.host.reload(
-      std::move(*allowed), reload_options(options),
+      std::move(allowed), reload_options(options),
       [shared](const Result<std::uint64_t>& begun) {
         if (!begun.ok()) (*shared)(begun.error());
       },
@@ -145,6 +155,7 @@ void Rollout::begin_from_disk(const std::string& directory, UpdateOptions option
                               std::function<void(Result<std::uint64_t>)> begun) {
   Result<std::string> allowed = allowed_directory(directory);
   if (!allowed.ok()) return begun(allowed.error());
+  take_bracket();
   context_.host.reload(std::move(*allowed), reload_options(options), std::move(begun),
                        [](const Result<ReloadReport>&) {});
 }
@@ -223,7 +234,7 @@ void Rollout::finish_update(const std::string& version, DoneReport done) {
   if (bracket == nullptr) return done(no_bracket("/finish_weight_update"));
   if (!version.empty()) bracket->options.version = version;
   if (!bracket->directory.empty()) {
-    return update_from_disk(bracket->directory, bracket->options, std::move(done));
+    return load(bracket->directory, bracket->options, std::move(done));
   }
   {
     std::unique_lock lock(mutex_);

@@ -49,10 +49,13 @@ class Rollout {
   // --- updates. A bracket is opened by start_update and closed by finish_update or abort_update;
   // one more start drops what the one before had sent.
   void start_update(UpdateOptions options, Done done);
+  // A whole update at once, which ends a bracket that is open.
+  void update_from_disk(const std::string& directory, const UpdateOptions& options,
+                        DoneReport done);
   // Inside a bracket: what finish_update will load; of the options, version and in_flight then
-  // take the place of the start's, and `done` is called at once. Outside: a whole update at once.
+  // take the place of the start's, and `done` is called at once. Outside: as update_from_disk.
   // Errors besides those of the reload: kFailedPrecondition when the bracket has bytes already.
-  void update_from_disk(const std::string& directory, UpdateOptions options, DoneReport done);
+  void update_in_bracket(const std::string& directory, UpdateOptions options, DoneReport done);
   // A whole update; `begun` gets its id, and how it ends is for whoever asks.
   void begin_from_disk(const std::string& directory, UpdateOptions options,
                        std::function<void(Result<std::uint64_t>)> begun);
@@ -94,6 +97,7 @@ class Rollout {
   void on_push_begun(const BracketPtr& bracket, const Result<std::uint64_t>& id);
   void on_push_ended(const BracketPtr& bracket, const Result<ReloadReport>& report);
   void end_push(const BracketPtr& bracket, const std::string& version);
+  void load(std::string allowed, const UpdateOptions& options, DoneReport done);
   BracketPtr take_bracket();
   void drop(const BracketPtr& bracket, Done done);
 

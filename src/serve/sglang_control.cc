@@ -127,7 +127,7 @@ void update_from_disk(const RolloutPtr& rollout, const HttpRequest& request,
   if (errors.any()) return reply_refusal(*responder, *errors.first());
   if (abort_all) options.in_flight = InFlight::kAbort;
   const bool paused = rollout->host().snapshot().paused;
-  rollout->update_from_disk(path, std::move(options),
+  rollout->update_from_disk(path, options,
                             [responder = std::move(responder),
                              paused](const Result<ReloadReport>& report) {
                               reply_updated(*responder, report, paused);

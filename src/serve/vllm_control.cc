@@ -173,18 +173,16 @@ void update_weights(const RolloutPtr& rollout, const HttpRequest& request,
   const UpdateBody body = read_update(in, errors);
   read_update_options(in, options);
   in.finish();
-  if (errors.any()) {
-    ApiError error = *errors.first();
-    return reply_error(*responder, error);
-  }
-  rollout->update_from_disk(
-      body.directory, std::move(options),
-      [responder = std::move(responder),
-       from_info = body.from_info](const Result<ReloadReport>& report) {
-        if (!report.ok()) return reply_update_error(*responder, report.error());
-        if (from_info) return reply_message(*responder, "Weights updated");
-        reply_state(*responder, "ok");
-      });
+  if (errors.any()) return reply_error(*responder, *errors.first());
+  const auto answer = [responder = std::move(responder),
+                       from_info = body.from_info](const Result<ReloadReport>& report) {
+    if (!report.ok()) return reply_update_error(*responder, report.error());
+    if (from_info) return reply_message(*responder, "Weights updated");
+    reply_state(*responder, "ok");
+  };
+  // weight_dir is from clients that know no bracket, for whom "ok" means that it is live.
+  if (!body.from_info) return rollout->update_from_disk(body.directory, options, answer);
+  rollout->update_in_bracket(body.directory, std::move(options), answer);
 }
 
 std::unique_ptr<Upload> upload_weights(const RolloutPtr& rollout, const HttpRequest& request,

@@ -1,8 +1,6 @@
-"""The rollout control: both dialects' routes, uploads that break off at every byte that matters, the
-call orders of trainers, and what is refused; generations tell which weights made them."""
+"""The rollout control: both dialects' routes, uploads that break off at every byte that matters,
+the call orders of trainers, and what is refused; generations tell which weights made them."""
 
-import hashlib
-import http.client
 import json
 import pathlib
 import shutil
@@ -88,8 +86,8 @@ class Control(harness.TestCase):
 
     def of_b(self):
         if not hasattr(Control, "cached_b"):
-            Control.cached_b = harness.generate(
-                [{"prompt_ids": PROMPT, "max_tokens": 12, "ignore_eos": True}], model=MODEL_B)[0]["ids"]
+            line = {"prompt_ids": PROMPT, "max_tokens": 12, "ignore_eos": True}
+            Control.cached_b = harness.generate([line], model=MODEL_B)[0]["ids"]
         return Control.cached_b
 
 
@@ -114,7 +112,7 @@ class Updates(Control):
 
     def test_bodies_may_be_missing_and_paths_may_end_with_a_slash(self):
         self.assertEqual(self.call("/start_weight_update/")["message"], "Weight update started")
-        self.call("/update_weights/", {"weight_dir": MODEL_B})
+        self.call("/update_weights/", {"update_info": {"path": MODEL_B}})
         self.assertEqual(self.call("/finish_weight_update/")["message"], "Weight update finished")
 
     def test_uploaded_shards_are_the_weights_of_the_bracket(self):
@@ -253,6 +251,14 @@ class Updates(Control):
         self.assert_serves_a()
 
 
+    def test_a_directory_is_live_at_once_whatever_bracket_a_client_left_open(self):
+        self.call("/start_weight_update")
+        self.assertEqual(self.upload("/update_weights", shards(MODEL_A)[0]).status, 200)
+        self.assertEqual(self.call("/update_weights", {"weight_dir": MODEL_B}), {"status": "ok"})
+        self.assertEqual(self.tokens()["token_ids"], self.of_b())
+        self.assertFalse(self.read("/reload")["bracket_open"])
+
+
 class Pauses(Control):
 
     def test_modes_states_and_repetitions(self):
@@ -315,8 +321,8 @@ class Sglang(Control):
         self.assertEqual(self.read("/get_weight_version"), {"weight_version": "step-9"})
         self.assertEqual(self.read("/model_info")["weight_version"], "step-9")
         generated = self.server.post("/generate", {
-            "input_ids": PROMPT,
-            "sampling_params": {"max_new_tokens": 12, "temperature": 0, "ignore_eos": True}}).json()
+            "input_ids": PROMPT, "sampling_params": {
+                "max_new_tokens": 12, "temperature": 0, "ignore_eos": True}}).json()
         self.assertEqual(generated["output_ids"], self.of_b())
         self.assertEqual(generated["meta_info"]["weight_version"], "step-9")
 
@@ -331,12 +337,14 @@ class Sglang(Control):
         self.assertTrue(self.call("/weights_checker", {"action": "snapshot"})["success"])
         self.assertTrue(self.call("/weights_checker", {"action": "compare"})["success"])
         self.call("/update_weights_from_disk", {"model_path": MODEL_B})
-        self.assertFalse(self.call("/weights_checker", {"action": "compare"}, status=400)["success"])
+        differ = self.call("/weights_checker", {"action": "compare"}, status=400)
+        self.assertFalse(differ["success"])
         values = self.call("/get_weights_by_name", {"name": "model.norm.weight",
                                                     "truncate_size": 5})
         self.assertEqual(len(values), 5)
         self.assertFalse(self.call("/get_weights_by_name", {"name": "none"}, status=400)["success"])
-        for path in ("/server_info", "/get_server_info", "/get_model_info", "/v1/loads?include=core"):
+        for path in ("/server_info", "/get_server_info", "/get_model_info",
+                     "/v1/loads?include=core"):
             self.read(path)
         self.assertTrue(self.read("/health_generate")["success"])
 
@@ -397,7 +405,7 @@ class CallOrders(Control):
     def test_trl_asynchronous(self):
         self.call("/pause?mode=keep")
         self.call("/start_weight_update")
-        self.call("/update_weights", {"weight_dir": MODEL_B})
+        self.call("/update_weights", {"update_info": {"backend": "disk", "path": MODEL_B}})
         self.call("/finish_weight_update")
         self.call("/resume")
         self.assertEqual(self.tokens()["token_ids"], self.of_b())
