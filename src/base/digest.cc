@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 #include <xxhash.h>
 #if HF_XXHASH_DISPATCH
-// Turns the calls below into ones that use the processor's widest vectors; the digests are the same.
+// Makes the calls below use the processor's widest vectors; the digests are the same.
 #include <xxh_x86dispatch.h>
 #endif
 

@@ -1,6 +1,6 @@
-// Decode before and after a thousand reloads. Beside the engine that is reloaded another one of the
-// same weights is not, and steps are timed in turn, so that whatever else the machine does meanwhile
-// slows both.
+// Decode before and after a thousand reloads. Beside the engine that is reloaded another one of
+// the same weights is not, and steps are timed in turn, so that whatever else the machine does
+// meanwhile slows both.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>

@@ -127,8 +127,8 @@ class Transaction {
   // image if asked for. An error rolls back. Errors: kCorrupt naming tensor or slot and its first
   // hole, kCancelled, kDeadlineExceeded, kFailedPrecondition.
   Status prepare();
-  // The quiet moment: exchanges, copies or streams, publishes the next epoch and the label. Allocates
-  // nothing, reads no file; kStream is the exception, and reads the whole source. On an error the
+  // The quiet moment: exchanges, copies or streams, publishes the next epoch and the label.
+  // Allocates nothing, reads no file; kStream is the exception, and reads the whole source. On an error the
   // registry is as before (kRolledBack), or kPoisoned when it cannot be.
   Status commit();
   // Compares the live bytes with the staged digests, and the padding with zero; then frees the

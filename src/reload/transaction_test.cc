@@ -283,7 +283,8 @@ TEST_P(TransactionTest, AStrayWriteToWhatIsStagedIsNoticedAfterTheCommit) {
   ASSERT_TRUE(engine.transaction->commit().ok());
   const Status verified = engine.transaction->verify();
   ASSERT_FALSE(verified.ok());
-  EXPECT_THAT(verified.error().message(), HasSubstr("1 of 23 slots differ from what was staged (embed)"));
+  EXPECT_THAT(verified.error().message(),
+              HasSubstr("1 of 23 slots differ from what was staged (embed)"));
   ASSERT_TRUE(engine.transaction->roll_back().ok());
   EXPECT_EQ(snapshot(engine), before);
 }
