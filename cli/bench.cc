@@ -29,7 +29,9 @@ the new ones.
 ends by itself; every token arrives; version spans cover the tokens and never go back; every reload
 is done. --verify-spans N makes spans of N streams again, at rest, with the weights that they claim
 to be made of, and compares the tokens: all spans under --in-flight recompute, else the first of
-each stream, since the others lean on keys and values of older weights.)";
+each stream, since the others lean on keys and values of older weights. Under continue a prompt may
+do so, too: there it takes requests that were sent after the commit (--max-concurrency or
+--request-rate).)";
 
 void add_load(CLI::App& app, loadgen::BenchOptions& options) {
   app.add_option("--base-url", options.base_url, "the server")->type_name("URL");

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "loadgen/measures.h"
+#include "loadgen/reference.h"
 #include "loadgen/svg_chart.h"
 #include "loadgen/workload.h"
 
@@ -81,6 +82,33 @@ TEST(CheckRun, ReloadsThatNeverBeganAndRunsThatCheckNothingFail) {
   for (const Check& check : check_run(options, result)) {
     EXPECT_FALSE(check.passed()) << check.name;
   }
+}
+
+TEST(References, UnderContinueOnlyWhatWasSentAfterItsCommitIsSure) {
+  BenchOptions options;
+  options.reload_dirs = {"A", "B"};
+  options.verify_spans = 10;
+  RunResult result;
+  result.versions = {"v0", "v1"};
+  result.reloads.push_back({.directory = "B", .version = "v1", .began_s = 0.9, .ended_s = 1,
+                            .status = 200, .error = {}});
+  result.outcomes = {sound(), sound(), sound()};
+  for (Outcome& outcome : result.outcomes) outcome.ids.assign(10, 7);
+  result.outcomes[1].spans = result.outcomes[2].spans = {{"v1", 2, 0, 10}};
+  result.outcomes[1].sent_s = 0.95;
+  result.outcomes[2].sent_s = 1.5;
+  const auto streams = [&] {
+    std::vector<std::size_t> out;
+    for (const ReferenceJob& job : plan_references(options, result)) out.push_back(job.stream);
+    return out;
+  };
+  EXPECT_THAT(streams(), testing::ElementsAre(0, 2));
+  options.in_flight = "drain";
+  EXPECT_THAT(streams(), testing::ElementsAre(0, 1, 2));
+  options.in_flight = "recompute";
+  EXPECT_THAT(streams(), testing::ElementsAre(0, 0, 1, 2));
+  EXPECT_EQ(plan_references(options, result)[1].directory, "B");
+  EXPECT_EQ(plan_references(options, result)[1].request.prompt.size(), 5u);
 }
 
 TEST(Measures, AGapOverACommitIsBetweenTheLastTokenBeforeAndTheFirstAfter) {

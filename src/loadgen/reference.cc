@@ -17,6 +17,21 @@ std::optional<std::string> directory_of(const BenchOptions& options, const RunRe
   return options.reload_dirs[index % options.reload_dirs.size()];
 }
 
+// Whether nothing that a span leans on was made by other weights than its own. Under `continue`
+// keys and values outlive a commit, and it may have come while the prompt was being computed: only a
+// request that was sent after the span's weights had been committed is sure.
+bool can_be_made_again(const BenchOptions& options, const RunResult& result,
+                       const Outcome& outcome, const VersionSpan& span) {
+  if (options.in_flight == "recompute") return true;
+  if (span.start > 0) return false;
+  const bool keys_outlive = options.in_flight.empty() || options.in_flight == "continue";
+  if (!keys_outlive || span.version == result.versions.front()) return true;
+  for (const ReloadOutcome& reload : result.reloads) {
+    if (reload.version == span.version) return outcome.sent_s >= reload.ended_s;
+  }
+  return false;
+}
+
 bool within(const VersionSpan& span, const Outcome& outcome) {
   return span.start >= 0 && span.start < span.end &&
          span.end <= static_cast<std::int64_t>(outcome.ids.size());
@@ -28,7 +43,10 @@ std::vector<ReferenceJob> plan_references(const BenchOptions& options, const Run
   std::vector<std::size_t> usable;
   for (std::size_t i = 0; i < result.outcomes.size(); ++i) {
     const Outcome& outcome = result.outcomes[i];
-    if (outcome.completed() && !outcome.spans.empty()) usable.push_back(i);
+    if (outcome.completed() && !outcome.spans.empty() &&
+        can_be_made_again(options, result, outcome, outcome.spans.front())) {
+      usable.push_back(i);
+    }
   }
   const std::size_t count =
       std::min(usable.size(), static_cast<std::size_t>(options.verify_spans));
@@ -37,7 +55,7 @@ std::vector<ReferenceJob> plan_references(const BenchOptions& options, const Run
     const std::size_t stream = usable[k * usable.size() / count];
     const Outcome& outcome = result.outcomes[stream];
     for (const VersionSpan& span : outcome.spans) {
-      if (span.start > 0 && options.in_flight != "recompute") break;
+      if (!can_be_made_again(options, result, outcome, span)) break;
       const std::optional<std::string> directory = directory_of(options, result, span.version);
       if (!directory || !within(span, outcome)) break;
       ReferenceJob job{.stream = stream, .span = span, .directory = *directory, .request = {}};

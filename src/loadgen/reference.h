@@ -18,9 +18,10 @@ struct ReferenceJob {
   PlannedRequest request;
 };
 
-// Spans of at most options.verify_spans streams, spread over the run. Of a stream that kept its
-// keys and values over a commit only the first span can be made again; under `recompute` each can,
-// from the prompt and the tokens before it.
+// Spans of at most options.verify_spans streams, spread over the run. Under `recompute` each span
+// can be made again, from the prompt and the tokens before it; else the first of a stream. Under
+// `continue`, which keeps keys and values over a commit, that takes a request that was sent after
+// the commit of its first token's weights.
 std::vector<ReferenceJob> plan_references(const BenchOptions& options, const RunResult& result);
 
 SpanCheck compare_with_reference(const ReferenceJob& job, const RunResult& result,

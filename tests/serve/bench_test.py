@@ -30,7 +30,7 @@ class BenchTest(harness.TestCase):
             code, result, text = self.bench(
                 "--num-prompts", "64", "--random-output-len", "48", "--reloads", "4",
                 "--reload-dir", harness.MODEL_A, "--reload-dir", harness.MODEL_B,
-                "--in-flight", policy, "--verify-spans", "16")
+                "--in-flight", policy, "--max-concurrency", "16", "--verify-spans", "64")
             self.assertEqual(code, 0, text)
             self.assertEqual((result["completed"], result["failed"]), (64, 0))
             self.assertEqual(result["total_output_tokens"], 64 * 48)
