@@ -169,7 +169,8 @@ Result<ReloadRequest> resolve_push(const ReloadOptions& options, const Settings&
   if (request.plan.strategy == reload::CommitStrategy::kStream) {
     return make_error(ErrorCode::kInvalidArgument,
                       "reload option commit is \"stream\"{}: it reads its source inside the "
-                      "commit, and a push has none that could be read then; use \"remap\" or \"copy\"",
+                      "commit, and a push has none that could be read then; use \"remap\" or "
+                      "\"copy\"",
                       options.commit.empty() ? " (the engine's own)" : "");
   }
   if (options.apply_constants) {

@@ -128,8 +128,8 @@ class Transaction {
   // hole, kCancelled, kDeadlineExceeded, kFailedPrecondition.
   Status prepare();
   // The quiet moment: exchanges, copies or streams, publishes the next epoch and the label.
-  // Allocates nothing, reads no file; kStream is the exception, and reads the whole source. On an error the
-  // registry is as before (kRolledBack), or kPoisoned when it cannot be.
+  // Allocates nothing, reads no file; kStream is the exception, and reads the whole source. On an
+  // error the registry is as before (kRolledBack), or kPoisoned when it cannot be.
   Status commit();
   // Compares the live bytes with the staged digests, and the padding with zero; then frees the
   // previous backing. On a mismatch nothing is freed: call roll_back; without a way back (kStream
