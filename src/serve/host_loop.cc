@@ -218,6 +218,7 @@ const std::string& HostLoop::version_of(const Event& event) const {
 void HostLoop::set_version(std::string version) {
   version_ = std::move(version);
   versions_[epoch_] = version_;
+  publish();
 }
 
 // --- requests
@@ -272,6 +273,7 @@ void HostLoop::enter_pause() {
   }
   engine_->hold_admission(false);
   steps_in_a_row_ = false;
+  publish();  // whoever is told finds it in the snapshot; so in every change of state
   call_all(pausing_);
 }
 
@@ -291,6 +293,7 @@ void HostLoop::end_pause() {
   }
   pause_ = Pause::kRunning;
   engine_->hold_admission(false);
+  publish();
   call_all(pausing_);
 }
 
@@ -312,6 +315,7 @@ void HostLoop::sleep() {
   engine_->reset_prefix_cache();
   sleeping_ = true;
   tell("asleep");
+  publish();
 }
 
 void HostLoop::wake_up() {
