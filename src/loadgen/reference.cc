@@ -18,8 +18,8 @@ std::optional<std::string> directory_of(const BenchOptions& options, const RunRe
 }
 
 // Whether nothing that a span leans on was made by other weights than its own. Under `continue`
-// keys and values outlive a commit, and it may have come while the prompt was being computed: only a
-// request that was sent after the span's weights had been committed is sure.
+// keys and values outlive a commit, and it may have come while the prompt was being computed: only
+// a request that was sent after the span's weights had been committed is sure.
 bool can_be_made_again(const BenchOptions& options, const RunResult& result,
                        const Outcome& outcome, const VersionSpan& span) {
   if (options.in_flight == "recompute") return true;
