@@ -14,15 +14,30 @@ using testing::i32_tensor;
 using testing::random_tensor;
 using testing::Runner;
 
-// Weights larger than any cache, so that every pass reads memory.
-HostTensor make_weight(std::int64_t outputs, std::int64_t inputs) {
-  base::Rng rng(1);
-  HostTensor weight(DType::kBF16, {outputs, inputs});
-  for (std::uint16_t& bits : weight.as<std::uint16_t>()) {
-    bits = static_cast<std::uint16_t>(0x3C00u | (rng.next() & 0x80FFu));
+// bf16 weights in memory of the device, as a slot has them: huge pages from 2 MiB on.
+class DeviceWeight {
+ public:
+  DeviceWeight(device::Device& device, std::int64_t outputs, std::int64_t inputs)
+      : device_(device),
+        memory_(device.allocate(static_cast<std::size_t>(outputs * inputs) * 2).value()),
+        view_{memory_.address, DType::kBF16, testing::Shape{outputs, inputs}} {
+    base::Rng rng(1);
+    for (std::int64_t i = 0; i < outputs * inputs; ++i) {
+      view_.as<std::uint16_t>()[i] =
+          static_cast<std::uint16_t>(0x3C00u | (rng.next() & 0x80FFu));
+    }
   }
-  return weight;
-}
+  ~DeviceWeight() { device_.free(memory_); }
+  DeviceWeight(const DeviceWeight&) = delete;
+  DeviceWeight& operator=(const DeviceWeight&) = delete;
+
+  const tensor::TensorView& view() const { return view_; }
+
+ private:
+  device::Device& device_;
+  device::Memory memory_;
+  tensor::TensorView view_;
+};
 
 void report_bandwidth(benchmark::State& state, double bytes) {
   state.counters["GB/s"] =
@@ -39,13 +54,13 @@ void BM_Linear(benchmark::State& state) {
   Runner runner(make_cpu_fast_kernels(), 0);
   base::Rng rng(2);
   const HostTensor x = random_tensor(rng, DType::kF32, {n, inputs});
-  const HostTensor weight = make_weight(outputs, inputs);
+  const DeviceWeight weight(runner.device(), outputs, inputs);
   HostTensor out(DType::kF32, {n, outputs});
   const HostTensor active = i32_tensor({static_cast<std::int32_t>(n)});
   const LinearArgs args{.x = x.view(), .weight = weight.view(), .bias = {}, .residual = {},
                         .out = out.view(), .active_rows = active.view()};
   for (auto _ : state) linear(runner.context(), args).value();
-  report_bandwidth(state, static_cast<double>(weight.bytes()));
+  report_bandwidth(state, static_cast<double>(weight.view().bytes()));
   state.counters["GFLOP/s"] =
       benchmark::Counter(2e-9 * static_cast<double>(n * inputs * outputs),
                          benchmark::Counter::kIsIterationInvariantRate);
