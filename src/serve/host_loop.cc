@@ -349,6 +349,13 @@ void HostLoop::notice_reload() {
   ended.done(result);
 }
 
+void HostLoop::expect_reload(OpenReload reload) {
+  const std::optional<OpenReload> replaced = std::exchange(reload_, std::move(reload));
+  if (!replaced) return;
+  replaced->done(make_error(ErrorCode::kCancelled, "reload {} was given up for reload {}",
+                            replaced->id, reload_->id));
+}
+
 Status HostLoop::abort_reload(std::uint64_t id) {
   const ReloadStatus status = engine_->reload_status();
   if (id != 0 && id != status.id) {

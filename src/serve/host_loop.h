@@ -52,7 +52,8 @@ class HostLoop {
   void wake_up();
   // Before a reload begins: one that has ended is told so first.
   void notice_reload();
-  void expect_reload(OpenReload reload) { reload_ = std::move(reload); }
+  // One that is still open has been replaced: who waits for it is told so.
+  void expect_reload(OpenReload reload);
   Status abort_reload(std::uint64_t id);
   void set_version(std::string version);
   void drain(std::function<void()> done);

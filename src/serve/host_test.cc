@@ -476,6 +476,25 @@ TEST_F(HostTest, APushThatIsAbortedIsToldByItsId) {
   EXPECT_FALSE(abort(0).ok());
 }
 
+TEST_F(HostTest, WhoWaitsForAReloadThatIsReplacedIsToldSo) {
+  std::promise<Error> replaced;
+  const auto first = await<Result<std::uint64_t>>([&](auto begun) {
+    host_->begin_push({}, {}, begun, [&](const Result<ReloadReport>& report) {
+      replaced.set_value(report.error());
+    });
+  });
+  ASSERT_TRUE(first.ok());
+  const auto second = await<Result<std::uint64_t>>([&](auto begun) {
+    ReloadOptions options;
+    options.replace_open = true;
+    host_->begin_push({}, options, begun, [](const Result<ReloadReport>&) {});
+  });
+  ASSERT_TRUE(second.ok());
+  const Error told = replaced.get_future().get();
+  EXPECT_EQ(told.code(), ErrorCode::kCancelled);
+  EXPECT_NE(told.message().find(std::to_string(*second)), std::string::npos) << told.message();
+}
+
 TEST_F(HostTest, APoisonedEngineEndsItsRequestsRefusesNewOnesAndRecovers) {
   std::mutex mutex;
   std::vector<std::string> states;
