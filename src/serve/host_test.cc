@@ -477,6 +477,7 @@ TEST_F(HostTest, APushThatIsAbortedIsToldByItsId) {
 }
 
 TEST_F(HostTest, WhoWaitsForAReloadThatIsReplacedIsToldSo) {
+  open();
   std::promise<Error> replaced;
   const auto first = await<Result<std::uint64_t>>([&](auto begun) {
     host_->begin_push({}, {}, begun, [&](const Result<ReloadReport>& report) {
