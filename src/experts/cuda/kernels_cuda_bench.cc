@@ -189,7 +189,7 @@ void bench_experts(device::Device& gpu) {
   registry.close();
 }
 
-void run(benchmark::State& state) {
+void run_gpu(benchmark::State& state) {
   for (auto _ : state) {
     auto device = device::make_device("cuda");
     if (!device.ok()) {
@@ -205,7 +205,7 @@ void run(benchmark::State& state) {
     bench_experts(**device);
   }
 }
-BENCHMARK(run)->Iterations(1);
+BENCHMARK(run_gpu)->Iterations(1);
 
 }  // namespace
 }  // namespace holdfast::experts
