@@ -25,7 +25,7 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
   target_compile_options(hf_flags INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:$<IF:$<CONFIG:Release>,-Wno-restrict,-Werror>>)
 endif()
-# CUDA: nvcc compiles the .cu files of the folders called cuda; for Hopper, with its own instructions.
+# CUDA: nvcc compiles the .cu files of folders called cuda; for Hopper, with its own instructions.
 # The runtime is linked in, and the driver is looked up when a device is made.
 if(HOLDFAST_CUDA)
   if(NOT CMAKE_CUDA_COMPILER)

@@ -4,10 +4,10 @@ gpu_usage() {
   cat <<'TEXT'
 usage: ./dev gpu [--out DIR]
 
-Builds the `cuda` preset (nvcc 13) and runs what needs a GPU: the tests named Cuda* of each folder, first
-plain, then the small ones under compute-sanitizer, and then the kernels' benchmark. Prints a table last;
-logs go to DIR (default: build/gpu). Where there is no GPU the tests say that they were skipped, and so
-does the table. Ends with 1 when a test failed.
+Builds the `cuda` preset (nvcc 13) and runs what needs a GPU: the tests named Cuda* of each folder,
+first plain, then the small ones under compute-sanitizer, and then the kernels' benchmark. Prints a
+table last; logs go to DIR (default: build/gpu). Where there is no GPU the tests say that they were
+skipped, and so does the table. Ends with 1 when a test failed.
 TEXT
 }
 
@@ -24,7 +24,8 @@ gpu_section() {
   elif grep -q '^\[  SKIPPED \]' "$gpu_out/$name.log"; then
     verdict="skipped: no GPU"
   fi
-  gpu_rows+=("$(printf '%-22s %-16s %4s ok %6s s' "$name" "$verdict" "$counts" $((SECONDS - started)))")
+  gpu_rows+=("$(printf '%-22s %-16s %4s ok %6s s' "$name" "$verdict" "$counts" \
+                       $((SECONDS - started)))")
 }
 
 dev_gpu() {

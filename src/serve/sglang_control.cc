@@ -175,7 +175,8 @@ void check_weights(const RolloutPtr& rollout, const HttpRequest& request,
   if (errors.any()) return reply_refusal(*responder, *errors.first());
   if (action == "snapshot") {
     return rollout->snapshot_checksums([responder = std::move(responder)](const Status& taken) {
-      reply_outcome(*responder, taken.ok(), taken.ok() ? "snapshot taken" : taken.error().message());
+      reply_outcome(*responder, taken.ok(),
+                    taken.ok() ? "snapshot taken" : taken.error().message());
     });
   }
   if (action == "checksum") {

@@ -41,15 +41,16 @@ struct Fixture {
     arena->seal();
     home.add(arena->memory().address, arena->memory().bytes);
   }
-  float* slot(std::size_t index) { return reinterpret_cast<float*>(arena->memory().address) + index; }
+  float* slot(std::size_t index) {
+    return reinterpret_cast<float*>(arena->memory().address) + index;
+  }
   Operand operand(const char* role, const float* at, std::size_t count, Access access) {
     return {role, {reinterpret_cast<std::uintptr_t>(at), count * sizeof(float)}, access};
   }
   Status launch_add(const float* from, float* to) {
-    return launch_cuda(*stream, "add_one", add_one, {.block = dim3(32)},
-                       AddArgs{from, to, 32},
-                       {operand("from", slot(0), 32, Access::kRead),
-                        operand("to", slot(64), 32, Access::kWrite)});
+    return launch_cuda(
+        *stream, {"add_one", {.block = dim3(32)}}, add_one, AddArgs{from, to, 32},
+        {operand("from", slot(0), 32, Access::kRead), operand("to", slot(64), 32, Access::kWrite)});
   }
 
   Device& gpu;
@@ -63,14 +64,17 @@ TEST(CudaAudit, ACaptureReplaysAndItsOperandsAreAllFound) {
   Fixture f(gpu);
   float values[32];
   for (int i = 0; i < 32; ++i) values[i] = static_cast<float>(i);
-  gpu.write(f.arena->memory().address, reinterpret_cast<std::byte*>(values), sizeof(values)).value();
-  auto graph = capture(*f.stream, f.home, "add", [&] { return f.launch_add(f.slot(0), f.slot(64)); });
+  gpu.write(f.arena->memory().address, reinterpret_cast<std::byte*>(values), sizeof(values))
+      .value();
+  auto graph =
+      capture(*f.stream, f.home, "add", [&] { return f.launch_add(f.slot(0), f.slot(64)); });
   ASSERT_TRUE(graph.ok()) << graph.error().to_string();
   EXPECT_EQ((*graph)->manifest().entries.size(), 2u);
   (*graph)->launch(*f.stream).value();
   f.stream->synchronize().value();
   gpu.read(reinterpret_cast<std::byte*>(values), reinterpret_cast<std::byte*>(f.slot(64)),
-           sizeof(values)).value();
+           sizeof(values))
+      .value();
   EXPECT_EQ(values[31], 32.0f);
 }
 
@@ -82,9 +86,8 @@ TEST(CudaAudit, APointerThatNoOperandDeclaresIsRefused) {
   });
   ASSERT_FALSE(elsewhere.ok());
   EXPECT_EQ(elsewhere.error().code(), ErrorCode::kMismatch) << elsewhere.error().to_string();
-  const auto undeclared = capture(*f.stream, f.home, "undeclared", [&] {
-    return f.launch_add(f.slot(200), f.slot(64));
-  });
+  const auto undeclared = capture(*f.stream, f.home, "undeclared",
+                                  [&] { return f.launch_add(f.slot(200), f.slot(64)); });
   ASSERT_FALSE(undeclared.ok());
   EXPECT_EQ(undeclared.error().code(), ErrorCode::kMismatch) << undeclared.error().to_string();
 }
@@ -93,7 +96,7 @@ TEST(CudaAudit, APointerInAPackedStructIsFound) {
   HF_GPU_OR_SKIP(gpu);
   Fixture f(gpu);
   const auto launch = [&](float* to) {
-    return launch_cuda(*f.stream, "set_packed", set_packed, {}, PackedArgs{7, to},
+    return launch_cuda(*f.stream, {"set_packed", {}}, set_packed, PackedArgs{7, to},
                        {f.operand("to", f.slot(0), 1, Access::kWrite)});
   };
   auto good = capture(*f.stream, f.home, "packed", [&] { return launch(f.slot(0)); });
@@ -122,7 +125,8 @@ TEST(CudaDevice, ExchangedBackingShowsUnderTheSameAddressToACapturedGraph) {
     gpu.write(at, reinterpret_cast<const std::byte*>(values.data()), 128).value();
   };
   put(f.arena->memory().address, 1.0f);
-  auto graph = capture(*f.stream, f.home, "add", [&] { return f.launch_add(f.slot(0), f.slot(64)); });
+  auto graph =
+      capture(*f.stream, f.home, "add", [&] { return f.launch_add(f.slot(0), f.slot(64)); });
   ASSERT_TRUE(graph.ok()) << graph.error().to_string();
   auto backing = f.arena->create_backing().value();
   put(backing.memory().address, 10.0f);
@@ -130,7 +134,8 @@ TEST(CudaDevice, ExchangedBackingShowsUnderTheSameAddressToACapturedGraph) {
   (*graph)->launch(*f.stream).value();
   f.stream->synchronize().value();
   float seen = 0;
-  gpu.read(reinterpret_cast<std::byte*>(&seen), reinterpret_cast<std::byte*>(f.slot(64)), 4).value();
+  gpu.read(reinterpret_cast<std::byte*>(&seen), reinterpret_cast<std::byte*>(f.slot(64)), 4)
+      .value();
   EXPECT_EQ(seen, 11.0f);
   gpu.read(reinterpret_cast<std::byte*>(&seen), backing.memory().address, 4).value();
   EXPECT_EQ(seen, 1.0f);

@@ -26,6 +26,12 @@ struct LaunchShape {
   std::size_t shared_bytes = 0;  // above 48 KB only after raise_shared_limit
 };
 
+// A launch's name in the manifest, and its shape.
+struct Launch {
+  const char* name = "";
+  LaunchShape shape = {};
+};
+
 struct CudaKernel {
   const char* name = "";
   const void* function = nullptr;
@@ -66,20 +72,19 @@ class CudaStream final : public Stream {
   std::optional<CudaRecording> recording_;
 };
 
-// launch_cuda(stream, "rms_norm", rms_norm_kernel, shape, args, {reads("x", a.x), ...}) where the
+// launch_cuda(stream, {"rms_norm", shape}, rms_norm_kernel, args, {reads("x", a.x), ...}) where the
 // kernel is `__global__ void(Args)`. Asserts that `stream` is a CUDA stream.
 template <typename Args>
-Status launch_cuda(Stream& stream, const char* name, void (*kernel)(Args),
-                   const LaunchShape& shape, const Args& args,
+Status launch_cuda(Stream& stream, const Launch& launch, void (*kernel)(Args), const Args& args,
                    std::initializer_list<Operand> operands) {
   static_assert(std::is_trivially_copyable_v<Args> && sizeof(Args) <= 4000);
   HF_ASSERT(stream.kind() == DeviceKind::kCuda, "a CUDA kernel was launched on another device");
   Args copy = args;
   void* pointers[] = {&copy};
   return static_cast<CudaStream&>(stream).launch(
-      {.name = name,
+      {.name = launch.name,
        .function = reinterpret_cast<const void*>(kernel),
-       .shape = shape,
+       .shape = launch.shape,
        .args = pointers,
        .operands = std::span<const Operand>(operands.begin(), operands.size())});
 }

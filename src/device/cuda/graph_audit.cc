@@ -150,8 +150,14 @@ std::size_t for_each_pointer(const Driver& driver, const std::vector<std::byte>&
   return words;
 }
 
-Status audit_into(const Reader& reader, const Driver& driver, CUgraph graph,
-                  const AddressHome& home, int depth, GraphAudit& audit) {
+struct Auditor {
+  const Driver& driver;
+  const AddressHome& home;
+};
+
+Status audit_into(const Auditor& auditor, CUgraph graph, int depth, GraphAudit& audit) {
+  const auto& [driver, home] = auditor;
+  const Reader reader(driver);
   if (depth > kMaxDepth) {
     audit.unaudited.push_back(fmt::format("child graphs deeper than {}", kMaxDepth));
     return {};
@@ -160,7 +166,7 @@ Status audit_into(const Reader& reader, const Driver& driver, CUgraph graph,
   for (const CUgraphNode node : nodes) {
     HF_ASSIGN(CUgraph child, reader.child(node));
     if (child != nullptr) {
-      HF_TRY(audit_into(reader, driver, child, home, depth + 1, audit));
+      HF_TRY(audit_into(auditor, child, depth + 1, audit));
       continue;
     }
     HF_ASSIGN(const NodeBytes read, reader.read(node));
@@ -187,7 +193,7 @@ std::span<const ManifestEntry> entries_of(const AddressManifest& manifest, std::
 
 Result<GraphAudit> audit_graph(const Driver& driver, CUgraph graph, const AddressHome& home) {
   GraphAudit audit;
-  HF_TRY(audit_into(Reader(driver), driver, graph, home, 0, audit));
+  HF_TRY(audit_into({driver, home}, graph, 0, audit));
   return audit;
 }
 

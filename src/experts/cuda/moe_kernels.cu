@@ -5,10 +5,10 @@
 //
 // A block computes 16 rows of one expert's matrix for up to 64 of its pairs, with all of K: its
 // warps take K in turns of 128 columns, and their sums are added in the order of the warps, so that
-// each value has one order of additions, whatever the number of pairs. A lane reads a whole block of
-// 32 codes (16 bytes) of its two rows, decodes them to bf16 exactly (a code times a power of two),
-// and feeds 8 mma. Codes are read once for 64 pairs.
-// Only experts that have pairs get blocks that work; the grid is as large as the most there can be.
+// each value has one order of additions, whatever the number of pairs. A lane reads a whole block
+// of 32 codes (16 bytes) of its two rows, decodes them to bf16 exactly (a code times a power of
+// two), and feeds 8 mma. Codes are read once for 64 pairs. Only experts that have pairs get blocks
+// that work; the grid is as large as the most there can be.
 #include <cuda_bf16.h>
 
 #include "device/cuda/cuda_stream.h"
@@ -19,10 +19,9 @@ namespace holdfast::experts::cuda {
 namespace {
 
 using cuda_kernels::bf16_bits_to_float;
-using cuda_kernels::smaller;
 using cuda_kernels::mma_bf16;
+using cuda_kernels::smaller;
 using device::reads;
-using device::updates;
 using device::writes;
 using device::cuda::launch_cuda;
 
@@ -46,9 +45,7 @@ struct GroupKernel {
 constexpr int kGroupThreads = 1024;
 
 // Where column c of a row lies in the split form: its upper half; the lower one is 8 further on.
-__device__ std::int64_t split_at(std::int64_t c) {
-  return c / 8 * 16 + (c % 4) * 2 + c % 8 / 4;
-}
+__device__ std::int64_t split_at(std::int64_t c) { return c / 8 * 16 + (c % 4) * 2 + c % 8 / 4; }
 __device__ void store_split(std::uint16_t* row, std::int64_t c, float value) {
   const std::uint32_t bits = __float_as_uint(value);
   const float rest = value - __uint_as_float(bits & 0xFFFF0000u);
@@ -59,9 +56,11 @@ __device__ void store_split(std::uint16_t* row, std::int64_t c, float value) {
 }
 
 // Block 0: each warp walks all pairs in order for its experts, first to count and then to write.
-__device__ void group(const GroupKernel& a, std::int64_t pairs) {
+// Shared memory: where each expert's pairs begin, [E + 1].
+__device__ void group(const GroupKernel& a, std::int64_t pairs, std::int32_t* begin) {
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
+  const std::int64_t experts = a.shape.expert_count;
   const auto walk = [&](std::int64_t expert, std::int32_t at, bool write) {
     for (std::int64_t base = 0; base < pairs; base += 32) {
       const std::int64_t pair = base + lane;
@@ -74,32 +73,29 @@ __device__ void group(const GroupKernel& a, std::int64_t pairs) {
     }
     return at;
   };
-  for (std::int64_t e = warp; e < a.shape.expert_count; e += kGroupThreads / 32) {
+  for (std::int64_t e = warp; e < experts; e += kGroupThreads / 32) {
     const std::int32_t count = walk(e, 0, false);
-    if (lane == 0) a.group_begin[e + 1] = count;
+    if (lane == 0) begin[e + 1] = count;
   }
   __syncthreads();
   if (threadIdx.x == 0) {
-    std::int32_t sum = 0;
     std::int32_t active = 0;
-    a.group_begin[0] = 0;
-    for (std::int64_t e = 0; e < a.shape.expert_count; ++e) {
-      const std::int32_t count = a.group_begin[e + 1];
-      if (count > 0) a.active[1 + active++] = static_cast<std::int32_t>(e);
-      sum += count;
-      a.group_begin[e + 1] = sum;
+    begin[0] = 0;
+    for (std::int64_t e = 0; e < experts; ++e) {
+      if (begin[e + 1] > 0) a.active[1 + active++] = static_cast<std::int32_t>(e);
+      begin[e + 1] += begin[e];
     }
     a.active[0] = active;
   }
   __syncthreads();
-  for (std::int64_t e = warp; e < a.shape.expert_count; e += kGroupThreads / 32) {
-    walk(e, a.group_begin[e], true);
-  }
+  for (std::int64_t e = threadIdx.x; e <= experts; e += kGroupThreads) a.group_begin[e] = begin[e];
+  for (std::int64_t e = warp; e < experts; e += kGroupThreads / 32) walk(e, begin[e], true);
 }
 
 __global__ void __launch_bounds__(kGroupThreads) group_kernel(GroupKernel a) {
   const std::int64_t active = smaller(max(*a.active_rows, 0), a.shape.n);
-  if (blockIdx.x == 0) return group(a, active * a.shape.experts_per_token);
+  extern __shared__ std::int32_t begin[];
+  if (blockIdx.x == 0) return group(a, active * a.shape.experts_per_token, begin);
   const std::int64_t row = blockIdx.x - 1;
   if (row >= active) return;
   std::uint16_t* to = a.x_split + row * 2 * a.shape.hidden;
@@ -183,7 +179,7 @@ __device__ void multiply(const MatrixKernel& a, const Work& work, float (&sums)[
     input[g] = a.input + pair / a.pairs_per_row * width;
   }
   const std::int64_t steps = (a.blocks + 3) / 4;
-#pragma unroll 2
+#pragma unroll(kGroups == 1 ? 4 : 2)
   for (std::int64_t step = warp; step < steps; step += kWarps) {
     const std::int64_t block = step * 4 + lane % 4;
     const bool in_range = block < a.blocks;
@@ -268,10 +264,14 @@ __device__ void run(const MatrixKernel& a, const Work& work, Totals& totals, con
     store(g);
   }
 }
-template <typename Store>
+// `kFew`: an expert has at most 8 pairs, and the registers of more are left to other blocks.
+template <bool kFew, typename Store>
 __device__ void run_any(const MatrixKernel& a, const Work& work, Totals& totals,
                         const Store& store) {
   const std::int64_t count = work.end - work.first;
+  if constexpr (kFew) {
+    return run<1>(a, work, totals, store);
+  }
   if (count <= 8) {
     run<1>(a, work, totals, store);
   } else if (count <= 16) {
@@ -300,6 +300,7 @@ __device__ float swiglu(float g, float u, float alpha, float beta, float limit) 
 }
 
 // Matrix rows alternate gate, up: a tile of 16 holds 8 columns of the activation.
+template <bool kFew>
 __global__ void __launch_bounds__(kWarps * 32) gate_up_kernel(GateUpKernel a) {
   __shared__ Totals totals;
   const Work work = work_of(a.matrix);
@@ -307,7 +308,7 @@ __global__ void __launch_bounds__(kWarps * 32) gate_up_kernel(GateUpKernel a) {
   const float alpha = a.alpha[work.expert];
   const float beta = a.beta[work.expert];
   const float limit = a.limit[work.expert];
-  run_any(a.matrix, work, totals, [&](int g) {
+  run_any<kFew>(a.matrix, work, totals, [&](int g) {
     const int column = threadIdx.x % 8;
     const int pair_index = threadIdx.x / 8;
     const std::int64_t at = work.first + g * kColumns + pair_index;
@@ -325,11 +326,12 @@ struct DownKernel {
   float* down_out;
 };
 
+template <bool kFew>
 __global__ void __launch_bounds__(kWarps * 32) down_kernel(DownKernel a) {
   __shared__ Totals totals;
   const Work work = work_of(a.matrix);
   if (work.expert < 0) return;
-  run_any(a.matrix, work, totals, [&](int g) {
+  run_any<kFew>(a.matrix, work, totals, [&](int g) {
     const std::int64_t row = work.first_row + threadIdx.x % 16;
     const int column = threadIdx.x / 16;
     const std::int64_t at = work.first + g * kColumns + column;
@@ -381,6 +383,9 @@ MatrixKernel matrix_kernel(const MatrixViews& matrix, const TensorView& input,
           pairs_per_row};
 }
 
+// A row goes to an expert once.
+bool is_few(const MoeShape& shape) { return shape.n <= kColumns; }
+
 // Every expert that can have pairs, and for each as many groups of 64 as one expert can have.
 device::cuda::LaunchShape matrix_shape(const MoeShape& shape, std::int64_t rows) {
   const std::int64_t pairs = shape.n * shape.experts_per_token;
@@ -403,10 +408,14 @@ Status group_and_split(device::Stream& stream, const MoeShape& shape, const Expe
                            workspace.x_split.as<std::uint16_t>(),
                            shape};
   return launch_cuda(
-      stream, "experts.group", group_kernel,
-      {.grid = dim3(static_cast<unsigned>(shape.n) + 1), .block = dim3(kGroupThreads)}, kernel,
+      stream,
+      {"experts.group",
+       {.grid = dim3(static_cast<unsigned>(shape.n) + 1),
+        .block = dim3(kGroupThreads),
+        .shared_bytes = sizeof(std::int32_t) * static_cast<std::size_t>(shape.expert_count + 1)}},
+      group_kernel, kernel,
       {reads("ids", args.ids), reads("active_rows", args.active_rows), reads("x", args.x),
-       updates("group_begin", workspace.group_begin), writes("group_pairs", workspace.group_pairs),
+       writes("group_begin", workspace.group_begin), writes("group_pairs", workspace.group_pairs),
        writes("active", workspace.active), writes("x_split", workspace.x_split)});
 }
 
@@ -414,10 +423,11 @@ Status gate_up(device::Stream& stream, const MoeShape& shape, const MatrixViews&
                const Swiglu& swiglu, const Workspace& workspace) {
   const GateUpKernel kernel{
       matrix_kernel(matrix, workspace.x_split, shape.experts_per_token, workspace),
-      swiglu.alpha.as<const float>(), swiglu.beta.as<const float>(),
-      swiglu.limit.as<const float>(), workspace.activation.as<std::uint16_t>()};
+      swiglu.alpha.as<const float>(), swiglu.beta.as<const float>(), swiglu.limit.as<const float>(),
+      workspace.activation.as<std::uint16_t>()};
   return launch_cuda(
-      stream, "experts.gate_up", gate_up_kernel, matrix_shape(shape, matrix.codes.shape[1]), kernel,
+      stream, {"experts.gate_up", matrix_shape(shape, matrix.codes.shape[1])},
+      is_few(shape) ? gate_up_kernel<true> : gate_up_kernel<false>, kernel,
       {reads("gate_up_codes", matrix.codes), reads("gate_up_scales", matrix.scales),
        reads("gate_up_bias", matrix.bias), reads("x_split", workspace.x_split),
        reads("group_begin", workspace.group_begin), reads("group_pairs", workspace.group_pairs),
@@ -431,7 +441,8 @@ Status down(device::Stream& stream, const MoeShape& shape, const MatrixViews& ma
   const DownKernel kernel{matrix_kernel(matrix, workspace.activation, 1, workspace),
                           workspace.down_out.as<float>()};
   return launch_cuda(
-      stream, "experts.down", down_kernel, matrix_shape(shape, matrix.codes.shape[1]), kernel,
+      stream, {"experts.down", matrix_shape(shape, matrix.codes.shape[1])},
+      is_few(shape) ? down_kernel<true> : down_kernel<false>, kernel,
       {reads("down_codes", matrix.codes), reads("down_scales", matrix.scales),
        reads("down_bias", matrix.bias), reads("activation", workspace.activation),
        reads("group_begin", workspace.group_begin), reads("group_pairs", workspace.group_pairs),
@@ -448,8 +459,9 @@ Status combine(device::Stream& stream, const MoeShape& shape, const ExpertsArgs&
                              args.out.as<float>(),
                              shape};
   return launch_cuda(
-      stream, "experts.combine", combine_kernel,
-      {.grid = dim3(static_cast<unsigned>(shape.n)), .block = dim3(256)}, kernel,
+      stream,
+      {"experts.combine", {.grid = dim3(static_cast<unsigned>(shape.n)), .block = dim3(256)}},
+      combine_kernel, kernel,
       {reads("down_out", workspace.down_out), reads("ids", args.ids),
        reads("weights", args.weights), reads("residual", args.residual),
        reads("active_rows", args.active_rows), writes("out", args.out)});

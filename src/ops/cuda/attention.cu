@@ -1,6 +1,6 @@
 // paged_attention: causal attention over cached keys, with sinks and sliding window (ops.h).
 //
-// A block serves one row (token) and one key head with all of its query heads (at most 16). Keys go
+// A block serves one row (token) and some query heads of one key head. Keys go
 // in tiles of 32 at fixed positions; tile t belongs to warp t % 8. In a tile each lane scores one
 // key, the warp updates its running maximum, and then each lane sums its dimensions of the values.
 // The warps' results are joined in order, so that the order of additions depends on the row's
@@ -22,8 +22,6 @@ using device::cuda::launch_cuda;
 
 constexpr int kWarps = 8;
 constexpr int kTile = 32;
-constexpr int kHeads = 8;   // query heads that one block takes
-constexpr int kMaxDims = 8;  // of a lane: kMaxHeadDim / 32
 
 struct AttentionKernel {
   const float* qkv;
@@ -66,31 +64,40 @@ __device__ float warp_sum(float value) {
   return value;
 }
 
-// One warp's running softmax of each head.
+// One warp's running softmax and sums of each head; a lane's dimensions are lane, lane + 32, ...
+template <int kHeads, int kDims>
 struct Running {
   float largest[kHeads];
   float denominator[kHeads];
+  float sums[kHeads][kDims];
 };
 
-template <int kDims>
-__device__ void attend_tile(const AttentionKernel& a, std::int64_t offset, std::int64_t kv_head,
-                            int head_count, const float* queries, Running& running,
-                            float (&sums)[kHeads][kDims]) {
+// The query heads of one block.
+struct Heads {
+  std::int64_t kv_head = 0, first = 0;
+  int count = 0;
+  const float* queries = nullptr;  // shared, [kHeads][dim]
+};
+
+// A lane's key lies at `offset` (-1: it sees none).
+template <int kHeads, int kDims>
+__device__ void attend_tile(const AttentionKernel& a, std::int64_t offset, const Heads& heads,
+                            Running<kHeads, kDims>& running) {
   const int lane = threadIdx.x % 32;
   float scores[kHeads];
-  for (int h = 0; h < kHeads; ++h) scores[h] = offset < 0 ? -INFINITY : 0.0f;
+  for (int h = 0; h < kHeads; ++h) scores[h] = 0.0f;
   if (offset >= 0) {
-    const float* key = a.key_pages + offset + kv_head * a.dim;
+    const float* key = a.key_pages + offset + heads.kv_head * a.dim;
+#pragma unroll 4
     for (std::int64_t d = 0; d < a.dim; d += 4) {
       const float4 k = *reinterpret_cast<const float4*>(key + d);
       for (int h = 0; h < kHeads; ++h) {
-        const float4 q = *reinterpret_cast<const float4*>(queries + h * a.dim + d);
+        const float4 q = *reinterpret_cast<const float4*>(heads.queries + h * a.dim + d);
         scores[h] += q.x * k.x + q.y * k.y + q.z * k.z + q.w * k.w;
       }
     }
   }
   for (int h = 0; h < kHeads; ++h) {
-    if (h >= head_count) break;
     const float score = offset < 0 ? -INFINITY : scores[h] * static_cast<float>(a.scale);
     const float largest = fmaxf(running.largest[h], warp_max(score));
     const float shrink =
@@ -98,31 +105,32 @@ __device__ void attend_tile(const AttentionKernel& a, std::int64_t offset, std::
     scores[h] = score == -INFINITY ? 0.0f : expf(score - largest);
     running.denominator[h] = running.denominator[h] * shrink + warp_sum(scores[h]);
     running.largest[h] = largest;
-    for (int i = 0; i < kDims; ++i) sums[h][i] *= shrink;
+    for (int i = 0; i < kDims; ++i) running.sums[h][i] *= shrink;
   }
+#pragma unroll 8
   for (int j = 0; j < kTile; ++j) {
     const std::int64_t at = __shfl_sync(0xFFFFFFFFu, offset, j);
-    if (at < 0) continue;
-    const float* value = a.value_pages + at + kv_head * a.dim;
+    const float* value = a.value_pages + at + heads.kv_head * a.dim;
     float v[kDims];
     for (int i = 0; i < kDims; ++i) {
       const std::int64_t d = lane + i * 32;
-      v[i] = d < a.dim ? value[d] : 0.0f;
+      v[i] = at >= 0 && d < a.dim ? value[d] : 0.0f;
     }
     for (int h = 0; h < kHeads; ++h) {
       const float p = __shfl_sync(0xFFFFFFFFu, scores[h], j);
-      for (int i = 0; i < kDims; ++i) sums[h][i] += p * v[i];
+      for (int i = 0; i < kDims; ++i) running.sums[h][i] += p * v[i];
     }
   }
 }
 
 // Joins the warps' sums of one head: scaled to the largest of all, in the order of the warps.
-template <int kDims>
-__device__ void join_head(const AttentionKernel& a, std::int64_t row, std::int64_t head, int h,
-                          const Running& running, const float (&sums)[kHeads][kDims],
-                          float* shared) {
+// `shared`: f32 [2 kWarps + kWarps dim].
+template <int kHeads, int kDims>
+__device__ void join_head(const AttentionKernel& a, const Heads& heads, int h,
+                          const Running<kHeads, kDims>& running, float* shared) {
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
+  const std::int64_t head = heads.first + h;
   float* largest = shared;
   float* denominator = shared + kWarps;
   float* values = shared + 2 * kWarps;  // [warps][dim]
@@ -133,7 +141,7 @@ __device__ void join_head(const AttentionKernel& a, std::int64_t row, std::int64
   }
   for (int i = 0; i < kDims; ++i) {
     const std::int64_t d = lane + i * 32;
-    if (d < a.dim) values[warp * a.dim + d] = sums[h][i];
+    if (d < a.dim) values[warp * a.dim + d] = running.sums[h][i];
   }
   __syncthreads();
   const float sink = sink_at(a, head);
@@ -143,6 +151,7 @@ __device__ void join_head(const AttentionKernel& a, std::int64_t row, std::int64
   for (int w = 0; w < kWarps; ++w) {
     if (largest[w] != -INFINITY) total += denominator[w] * expf(largest[w] - most);
   }
+  const std::int64_t row = blockIdx.x;
   for (std::int64_t d = threadIdx.x; d < a.dim; d += kWarps * 32) {
     float sum = 0.0f;
     for (int w = 0; w < kWarps; ++w) {
@@ -152,54 +161,60 @@ __device__ void join_head(const AttentionKernel& a, std::int64_t row, std::int64
   }
 }
 
-// Shared memory, f32: queries [kHeads][dim], then join_head's 2 * kWarps + kWarps * dim.
-template <int kDims>
+// Shared memory, f32: queries [kHeads][dim], then what join_head needs.
+template <int kHeads, int kDims>
 __global__ void __launch_bounds__(kWarps * 32) attention_kernel(AttentionKernel a) {
   extern __shared__ float4 shared_words[];
   float* queries = reinterpret_cast<float*>(shared_words);
-  float* join = queries + kHeads * a.dim;
   const std::int64_t row = blockIdx.x;
   if (row >= *a.active_rows) return;
   const std::int64_t group = a.query_heads / a.kv_heads;
   const std::int64_t slices = (group + kHeads - 1) / kHeads;
-  const std::int64_t kv_head = blockIdx.y / slices;
-  const std::int64_t first_head = kv_head * group + blockIdx.y % slices * kHeads;
-  const auto head_count = static_cast<int>(smaller(
-      kHeads, (kv_head + 1) * group - first_head));
+  Heads heads{.kv_head = blockIdx.y / slices, .queries = queries};
+  heads.first = heads.kv_head * group + blockIdx.y % slices * kHeads;
+  heads.count = static_cast<int>(smaller(kHeads, (heads.kv_head + 1) * group - heads.first));
   const std::int64_t position = a.positions[row];
   const std::int64_t sequence = a.row_sequence[row];
   const bool visible = position >= 0 && sequence >= 0 && sequence < a.sequences;
   for (std::int64_t i = threadIdx.x; i < kHeads * a.dim; i += kWarps * 32) {
-    const bool there = i / a.dim < head_count;
-    queries[i] = there ? a.qkv[row * a.width + first_head * a.dim + i] : 0.0f;
+    const bool there = i / a.dim < heads.count;
+    queries[i] = there ? a.qkv[row * a.width + heads.first * a.dim + i] : 0.0f;
+  }
+  if (!visible) {
+    for (std::int64_t i = threadIdx.x; i < heads.count * a.dim; i += kWarps * 32) {
+      a.out[(row * a.query_heads + heads.first) * a.dim + i] = 0.0f;
+    }
+    return;
   }
   __syncthreads();
-  Running running;
-  float sums[kHeads][kDims] = {};
-  for (int h = 0; h < kHeads; ++h) {
-    running.largest[h] = -INFINITY;
-    running.denominator[h] = 0.0f;
-  }
+  Running<kHeads, kDims> running = {};
+  for (int h = 0; h < kHeads; ++h) running.largest[h] = -INFINITY;
   const std::int64_t begin =
       a.window > 0 && position - a.window + 1 > 0 ? position - a.window + 1 : 0;
-  const std::int64_t end = visible ? smaller(position + 1, a.blocks * a.page_size) : 0;
-  const std::int32_t* table = a.block_tables + (visible ? sequence * a.blocks : 0);
+  const std::int64_t end = smaller(position + 1, a.blocks * a.page_size);
+  const std::int32_t* table = a.block_tables + sequence * a.blocks;
   for (std::int64_t tile = begin / kTile; tile * kTile < end; ++tile) {
     if (tile % kWarps != threadIdx.x / 32) continue;
     const std::int64_t j = tile * kTile + threadIdx.x % 32;
     const std::int64_t offset = j >= begin && j < end ? key_offset(a, table, j) : -1;
-    attend_tile<kDims>(a, offset, kv_head, head_count, queries, running, sums);
-  }
-  if (!visible) {
-    for (std::int64_t i = threadIdx.x; i < head_count * a.dim; i += kWarps * 32) {
-      a.out[(row * a.query_heads + first_head) * a.dim + i] = 0.0f;
-    }
-    return;
+    attend_tile<kHeads, kDims>(a, offset, heads, running);
   }
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
-    if (h < head_count) join_head<kDims>(a, row, first_head + h, h, running, sums, join);
+    if (h < heads.count) join_head(a, heads, h, running, queries + kHeads * a.dim);
   }
+}
+
+// Few rows need many blocks: they get fewer heads each, whose arithmetic is the same.
+constexpr int kFewHeads = 2;
+constexpr int kManyHeads = 8;
+constexpr std::int64_t kFewRows = 16;
+
+template <int kHeads>
+auto kernel_of(std::int64_t dim) {
+  if (dim <= 64) return attention_kernel<kHeads, 2>;
+  if (dim <= 128) return attention_kernel<kHeads, 4>;
+  return attention_kernel<kHeads, 8>;
 }
 
 }  // namespace
@@ -233,18 +248,17 @@ Status paged_attention(device::Stream& stream, const PagedAttentionArgs& a) {
                                a.block_tables.shape[1],
                                a.window,
                                double{a.scale}};
-  const std::int64_t slices = (query_heads / pages[2] + kHeads - 1) / kHeads;
+  const std::int64_t rows = a.qkv.shape[0];
+  const std::int64_t heads = rows <= kFewRows ? kFewHeads : kManyHeads;
+  const std::int64_t slices = (query_heads / pages[2] + heads - 1) / heads;
   const device::cuda::LaunchShape shape{
-      .grid = dim3(static_cast<unsigned>(a.qkv.shape[0]),
-                   static_cast<unsigned>(pages[2] * slices)),
+      .grid = dim3(static_cast<unsigned>(rows), static_cast<unsigned>(pages[2] * slices)),
       .block = dim3(kWarps * 32),
-      .shared_bytes = sizeof(float) *
-                      static_cast<std::size_t>(kHeads * dim + 2 * kWarps + kWarps * dim)};
-  const auto function = dim <= 64    ? attention_kernel<2>
-                        : dim <= 128 ? attention_kernel<4>
-                                     : attention_kernel<kMaxDims>;
+      .shared_bytes =
+          sizeof(float) * static_cast<std::size_t>(heads * dim + 2 * kWarps + kWarps * dim)};
+  const auto function = rows <= kFewRows ? kernel_of<kFewHeads>(dim) : kernel_of<kManyHeads>(dim);
   return launch_cuda(
-      stream, "paged_attention", function, shape, kernel,
+      stream, {"paged_attention", shape}, function, kernel,
       {reads("qkv", a.qkv), reads("positions", a.positions), reads("row_sequence", a.row_sequence),
        reads("block_tables", a.block_tables), reads("key_pages", a.key_pages),
        reads("value_pages", a.value_pages), reads("sinks", a.sinks),

@@ -1,6 +1,6 @@
 // linear: out[r, o] = sum_k x[r, k] w[o, k] + bias[o] + residual[r, o] (ops.h).
 //
-// A block computes 16 * kRowTiles output features (o) for up to 64 rows (r) with all of k: its warps
+// A block computes 16 * kRowTiles output features (o) for up to 64 rows (r), all of k: its warps
 // take the k in turns of 32 and their sums are added in the order of the warps, so that each output
 // has one order of additions, whatever the number of rows. Weights come from memory once, straight
 // into the lanes that multiply them (16 bytes a lane and weight row); x comes from the cache.
@@ -15,8 +15,8 @@ namespace holdfast::ops::cuda {
 namespace {
 
 using cuda_kernels::bf16_bits_to_float;
-using cuda_kernels::smaller;
 using cuda_kernels::mma_bf16;
+using cuda_kernels::smaller;
 using cuda_kernels::split_pair;
 using cuda_kernels::SplitPair;
 using device::reads;
@@ -54,8 +54,7 @@ __device__ SplitEight load_x(const float* x, bool valid) {
     a = *reinterpret_cast<const float4*>(x);
     b = *reinterpret_cast<const float4*>(x + 4);
   }
-  return {{split_pair(a.x, a.y), split_pair(a.z, a.w), split_pair(b.x, b.y),
-           split_pair(b.z, b.w)}};
+  return {{split_pair(a.x, a.y), split_pair(a.z, a.w), split_pair(b.x, b.y), split_pair(b.z, b.w)}};
 }
 __device__ uint4 load_weights(const std::uint16_t* w, bool valid) {
   return valid ? __ldg(reinterpret_cast<const uint4*>(w)) : make_uint4(0, 0, 0, 0);
@@ -68,7 +67,7 @@ __device__ void multiply(const LinearKernel& a, std::int64_t first_output, std::
   const int lane = threadIdx.x % 32;
   const int line = lane / 4;
   const std::int64_t steps = (a.inputs + 31) / 32;
-#pragma unroll 2
+#pragma unroll(kGroups == 1 ? 4 : 2)
   for (std::int64_t step = warp; step < steps; step += kWarps) {
     const std::int64_t k = step * 32 + lane % 4 * 8;
     const bool in_range = k < a.inputs;
@@ -77,8 +76,8 @@ __device__ void multiply(const LinearKernel& a, std::int64_t first_output, std::
     for (int t = 0; t < kRowTiles; ++t) {
       const std::int64_t output = first_output + t * 16 + line;
       low[t] = load_weights(a.weight + output * a.inputs + k, in_range && output < a.outputs);
-      high[t] = load_weights(a.weight + (output + 8) * a.inputs + k,
-                             in_range && output + 8 < a.outputs);
+      high[t] =
+          load_weights(a.weight + (output + 8) * a.inputs + k, in_range && output + 8 < a.outputs);
     }
     for (int g = 0; g < kGroups; ++g) {
       const std::int64_t row = first_row + g * kColumns + line;
@@ -132,13 +131,17 @@ __device__ void run(const LinearKernel& a, std::int64_t first_row, std::int64_t 
   reduce_and_store<kWarps, kRowTiles, kGroups>(a, first_output, first_row, row_end, sums);
 }
 
-template <int kWarps, int kRowTiles>
+// `kFew`: there are at most 8 rows, and the registers of more are left to other blocks.
+template <int kWarps, int kRowTiles, bool kFew>
 __global__ void __launch_bounds__(kWarps * 32) linear_kernel(LinearKernel a) {
   const std::int64_t active = *a.active_rows < a.rows ? *a.active_rows : a.rows;
   const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.y) * kBlockRows;
   if (first_row >= active) return;
   const std::int64_t row_end = smaller(active, first_row + kBlockRows);
   const std::int64_t count = row_end - first_row;
+  if constexpr (kFew) {
+    return run<kWarps, kRowTiles, 1>(a, first_row, row_end);
+  }
   if (count <= 8) {
     run<kWarps, kRowTiles, 1>(a, first_row, row_end);
   } else if (count <= 16) {
@@ -199,29 +202,29 @@ Status linear(device::Stream& stream, const LinearArgs& a) {
                             a.weight.shape[0],
                             a.x.shape[0],
                             a.bias.dtype == tensor::DType::kF32 ? 1 : 0};
-  const std::initializer_list<device::Operand> operands = {
-      reads("x", a.x),
-      reads("weight", a.weight),
-      reads("bias", a.bias),
-      reads("residual", a.residual),
-      reads("active_rows", a.active_rows),
-      writes("out", a.out)};
+  const std::initializer_list<device::Operand> operands = {reads("x", a.x),
+                                                           reads("weight", a.weight),
+                                                           reads("bias", a.bias),
+                                                           reads("residual", a.residual),
+                                                           reads("active_rows", a.active_rows),
+                                                           writes("out", a.out)};
   const auto rows = static_cast<unsigned>(kernel.rows);
   if (f32_weights) {
     const PlainKernel plain{kernel, a.weight.as<const float>()};
-    return launch_cuda(stream, "linear", plain_linear_kernel,
-                       {.grid = dim3(blocks(kernel.outputs, 4), rows), .block = dim3(128)}, plain,
-                       operands);
+    return launch_cuda(
+        stream, {"linear", {.grid = dim3(blocks(kernel.outputs, 4), rows), .block = dim3(128)}},
+        plain_linear_kernel, plain, operands);
   }
-  const unsigned row_blocks = blocks(kernel.rows, kBlockRows);
-  if (kernel.outputs >= kManyOutputs) {
-    return launch_cuda(stream, "linear", linear_kernel<4, 2>,
-                       {.grid = dim3(blocks(kernel.outputs, 32), row_blocks), .block = dim3(128)},
-                       kernel, operands);
-  }
-  return launch_cuda(stream, "linear", linear_kernel<8, 1>,
-                     {.grid = dim3(blocks(kernel.outputs, 16), row_blocks), .block = dim3(256)},
-                     kernel, operands);
+  const bool few = kernel.rows <= kColumns;
+  const bool many_outputs = kernel.outputs >= kManyOutputs;
+  const std::int64_t outputs_of_a_block = many_outputs ? 32 : 16;
+  const LaunchShape shape{
+      .grid = dim3(blocks(kernel.outputs, outputs_of_a_block), blocks(kernel.rows, kBlockRows)),
+      .block = dim3(many_outputs ? 128 : 256)};
+  const auto function = many_outputs
+                            ? (few ? linear_kernel<4, 2, true> : linear_kernel<4, 2, false>)
+                            : (few ? linear_kernel<8, 1, true> : linear_kernel<8, 1, false>);
+  return launch_cuda(stream, {"linear", shape}, function, kernel, operands);
 }
 
 }  // namespace holdfast::ops::cuda

@@ -1,12 +1,12 @@
 // Tensor-core building blocks that every matrix kernel here shares, and with them one order of
 // additions: out = sum over k of w[k] * x[k], w and the two halves of x in bf16, sums in f32.
 //
-// mma.m16n8k16 (PTX ISA 9.7.14): A is 16 weight rows x 16 k, B is 16 k x 8 tokens. Lane l holds of A
+// mma.m16n8k16 (PTX ISA 9.7.14): A is 16 weight rows x 16 k, B is 16 k x 8 tokens. Lane l has of A
 // the rows l/4 and l/4 + 8, of B the token l/4, and of both the four k of its quarter q = l % 4.
 // Which k those are is free as long as A and B agree; here a lane's k are neighbours in memory, so
 // that one 16-byte load feeds several steps.
 //
-// x is f32. It goes in as hi + lo, two bf16 (x = hi + lo within 2^-16 |x|), and both are multiplied,
+// x is f32. It goes in as hi + lo, two bf16 (x = hi + lo within 2^-16 |x|), both are multiplied,
 // so that a product keeps about f32's precision for the weights' 8 bits.
 #pragma once
 

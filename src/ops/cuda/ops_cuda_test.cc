@@ -57,7 +57,8 @@ double worst(const std::vector<float>& a, const std::vector<float>& b) {
   EXPECT_EQ(a.size(), b.size());
   double most = 0;
   for (std::size_t i = 0; i < a.size(); ++i) {
-    const double difference = std::abs(double{a[i]} - double{b[i]}) / (1.0 + std::abs(double{b[i]}));
+    const double difference =
+        std::abs(double{a[i]} - double{b[i]}) / (1.0 + std::abs(double{b[i]}));
     most = std::isfinite(difference) ? std::max(most, difference) : INFINITY;
   }
   return most;
@@ -67,7 +68,7 @@ void poison(HostTensor& tensor) {
   std::fill_n(tensor.view().address, tensor.bytes(), device::kPoisonByte);
 }
 
-// The largest error of linear in units of 2^-17 sqrt(sum of (x w)^2): x goes in as two bf16, so each
+// The largest error of linear in units of 2^-17 sqrt(sum of (x w)^2): x goes in as two bf16, so a
 // product is off by up to 2^-17 of itself, in no one direction; f32 sums add less.
 double worst_of_linear(const HostTensor& x, const HostTensor& weight, std::int64_t active,
                        const std::vector<float>& actual, const std::vector<float>& expected) {

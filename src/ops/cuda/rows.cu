@@ -238,10 +238,11 @@ const std::int32_t* count_of(const TensorView& view) { return view.as<const std:
 }  // namespace
 
 Status embedding(device::Stream& stream, const EmbeddingArgs& a) {
-  const EmbeddingKernel kernel{a.ids.as<const std::int32_t>(), weights_of(a.table),
-                               a.out.as<float>(),              count_of(a.active_rows),
-                               a.table.shape[0],               a.table.shape[1]};
-  return launch_cuda(stream, "embedding", embedding_kernel, one_block_a_row(a.ids.shape[0]), kernel,
+  const EmbeddingKernel kernel{
+      a.ids.as<const std::int32_t>(), weights_of(a.table), a.out.as<float>(),
+      count_of(a.active_rows),        a.table.shape[0],    a.table.shape[1]};
+  return launch_cuda(stream, {"embedding", one_block_a_row(a.ids.shape[0])}, embedding_kernel,
+                     kernel,
                      {reads("ids", a.ids), reads("table", a.table),
                       reads("active_rows", a.active_rows), writes("out", a.out)});
 }
@@ -249,7 +250,7 @@ Status embedding(device::Stream& stream, const EmbeddingArgs& a) {
 Status rms_norm(device::Stream& stream, const RmsNormArgs& a) {
   const RmsNormKernel kernel{a.x.as<const float>(),   weights_of(a.weight), a.out.as<float>(),
                              count_of(a.active_rows), a.x.shape[1],         double{a.eps}};
-  return launch_cuda(stream, "rms_norm", rms_norm_kernel, one_block_a_row(a.x.shape[0]), kernel,
+  return launch_cuda(stream, {"rms_norm", one_block_a_row(a.x.shape[0])}, rms_norm_kernel, kernel,
                      {reads("x", a.x), reads("weight", a.weight),
                       reads("active_rows", a.active_rows), writes("out", a.out)});
 }
@@ -265,22 +266,18 @@ Status rope(device::Stream& stream, const RopeArgs& a) {
                           a.head_dim / 2,
                           a.cos_table.shape[0]};
   return launch_cuda(
-      stream, "rope", rope_kernel, one_block_a_row(a.x.shape[0]), kernel,
+      stream, {"rope", one_block_a_row(a.x.shape[0])}, rope_kernel, kernel,
       {updates("x", a.x), reads("positions", a.positions), reads("cos_table", a.cos_table),
        reads("sin_table", a.sin_table), reads("active_rows", a.active_rows)});
 }
 
 Status kv_write(device::Stream& stream, const KvWriteArgs& a) {
   const auto& pages = a.key_pages.shape;
-  const KvWriteKernel kernel{a.qkv.as<const float>(),
-                             a.slot_mapping.as<const std::int32_t>(),
-                             a.key_pages.as<float>(),
-                             a.value_pages.as<float>(),
-                             count_of(a.active_rows),
-                             a.qkv.shape[1],
-                             pages[2] * pages[3],
-                             pages[0] * pages[1]};
-  return launch_cuda(stream, "kv_write", kv_write_kernel, one_block_a_row(a.qkv.shape[0]), kernel,
+  const KvWriteKernel kernel{a.qkv.as<const float>(), a.slot_mapping.as<const std::int32_t>(),
+                             a.key_pages.as<float>(), a.value_pages.as<float>(),
+                             count_of(a.active_rows), a.qkv.shape[1],
+                             pages[2] * pages[3],     pages[0] * pages[1]};
+  return launch_cuda(stream, {"kv_write", one_block_a_row(a.qkv.shape[0])}, kv_write_kernel, kernel,
                      {reads("qkv", a.qkv), reads("slot_mapping", a.slot_mapping),
                       updates("key_pages", a.key_pages), updates("value_pages", a.value_pages),
                       reads("active_rows", a.active_rows)});
@@ -290,17 +287,18 @@ Status router_top_k(device::Stream& stream, const RouterTopKArgs& a) {
   const RouterKernel kernel{a.logits.as<const float>(), a.ids.as<std::int32_t>(),
                             a.weights.as<float>(),      count_of(a.active_rows),
                             a.logits.shape[1],          a.ids.shape[1]};
-  return launch_cuda(stream, "router_top_k", router_kernel, one_block_a_row(a.logits.shape[0], 32),
-                     kernel,
+  return launch_cuda(stream, {"router_top_k", one_block_a_row(a.logits.shape[0], 32)},
+                     router_kernel, kernel,
                      {reads("logits", a.logits), reads("active_rows", a.active_rows),
                       writes("ids", a.ids), writes("weights", a.weights)});
 }
 
 Status gather_rows(device::Stream& stream, const GatherRowsArgs& a) {
-  const GatherKernel kernel{a.x.as<const float>(),   a.rows.as<const std::int32_t>(),
-                            a.out.as<float>(),       count_of(a.active_rows),
-                            a.x.shape[0],            a.x.shape[1]};
-  return launch_cuda(stream, "gather_rows", gather_kernel, one_block_a_row(a.rows.shape[0]), kernel,
+  const GatherKernel kernel{a.x.as<const float>(), a.rows.as<const std::int32_t>(),
+                            a.out.as<float>(),     count_of(a.active_rows),
+                            a.x.shape[0],          a.x.shape[1]};
+  return launch_cuda(stream, {"gather_rows", one_block_a_row(a.rows.shape[0])}, gather_kernel,
+                     kernel,
                      {reads("x", a.x), reads("rows", a.rows), reads("active_rows", a.active_rows),
                       writes("out", a.out)});
 }
