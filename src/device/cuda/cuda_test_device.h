@@ -11,4 +11,4 @@
 #define HF_GPU_OR_SKIP(name)                                                    \
   auto name##_result = holdfast::device::make_device("cuda");                   \
   if (!name##_result.ok()) GTEST_SKIP() << name##_result.error().to_string();   \
-  holdfast::device::Device& name = **name##_result
+  [[maybe_unused]] holdfast::device::Device& name = **name##_result
