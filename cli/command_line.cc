@@ -97,6 +97,8 @@ void add_commit(CLI::App& app, std::string& commit, bool may_choose) {
 // `experts_flag`: plan's --experts says which experts.
 void add_backend(CLI::App& app, CommandLine& line, const char* experts_flag = "--experts") {
   ModelFlags& model = line.model;
+  app.add_option("--device", model.device, "cpu, or a GPU of a build with CUDA: cuda, cuda:1, ...")
+      ->type_name("NAME");
   app.add_option("--threads", model.threads, "CPU threads; 0 is all cores")
       ->check(integer(0, kMaxThreads))->type_name("INT");
   app.add_option("--kernels", model.kernels, "fast, or reference: plain scalar loops")

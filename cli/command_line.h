@@ -24,6 +24,7 @@ inline constexpr int kExitClosedPipe = 141;
 struct ModelFlags {
   std::string directory;
   int threads = 0;
+  std::string device = "cpu";
   std::string kernels = "fast";
   std::string experts = "auto";
   std::string commit = "remap";

@@ -86,6 +86,7 @@ Result<int> drill(const CommandLine& flags) {
   options.prompts = flags.drill.prompts;
   options.max_tokens = flags.drill.max_tokens;
   options.threads = flags.model.threads;
+  options.device = flags.model.device;
   options.kernels = flags.model.kernels;
   options.experts = flags.model.experts;
   const auto progress = std::make_shared<ProgressLine>(flags.quiet);

@@ -117,6 +117,7 @@ Result<std::unique_ptr<Engine>> open_engine(const ModelFlags& flags, bool quiet,
   options.threads = flags.threads;
   options.max_context = flags.max_context;
   options.max_sequences = flags.max_sequences;
+  options.device = flags.device;
   options.kernels = flags.kernels;
   options.experts = flags.experts;
   options.commit = flags.commit;

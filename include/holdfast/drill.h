@@ -19,6 +19,7 @@ struct DrillOptions {
   std::string label;                      // free text, copied into the report
   std::vector<std::string> prompts;       // empty: built-in ones
   std::int64_t max_tokens = 48;
+  std::string device = "cpu";             // as in EngineOptions
   int threads = 0;
   std::string kernels = "fast";
   std::string experts = "auto";

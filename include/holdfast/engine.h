@@ -27,6 +27,7 @@ struct Progress {
 
 struct EngineOptions {
   std::string model_directory;
+  std::string device = "cpu";        // "cpu", "cuda" or "cuda:N"
   int threads = 0;                   // 0: all cores
   std::int64_t max_context = 0;      // positions per sequence; 0: the model's, at most 4096
   std::int64_t max_sequences = 8;    // requests that decode together; the largest decode graph

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "device/arena.h"
-#include "device/cpu/cpu_device.h"
+#include "device/devices.h"
 #include "device/sim/sim_device.h"
 #include "engine/census_report.h"
 #include "engine/verify_report.h"
@@ -41,7 +41,9 @@ Result<std::unique_ptr<EngineCore>> EngineCore::open(const EngineOptions& option
 
 Result<std::unique_ptr<EngineCore>> EngineCore::open(const EngineOptions& options,
                                                      EngineParts parts) {
-  if (parts.device == nullptr) parts.device = device::make_cpu_device();
+  if (parts.device == nullptr) {
+    HF_ASSIGN(parts.device, device::make_device(options.device));
+  }
   if (options.simulate_faults) {
     parts.device = std::make_unique<device::SimDevice>(std::move(parts.device));
   }

@@ -76,6 +76,8 @@ void add_model(Table& table) {
                 HF_FIELD(engine.max_waiting));
   table.add("prefix-cache", "keep what requests with equal beginnings can share",
             HF_FIELD(engine.prefix_cache)).aliases = {"enable-prefix-caching"};
+  table.add("device", "cpu, or a GPU of a build with CUDA: cuda, cuda:1, ...",
+            HF_FIELD(engine.device));
   table.integer("threads", "CPU threads; 0 is all cores", 0, 1024, HF_FIELD(engine.threads));
   table.add("kernels", "fast, or reference: plain scalar loops",
             HF_FIELD(engine.kernels)).choices = {"fast", "reference"};

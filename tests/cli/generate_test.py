@@ -44,6 +44,12 @@ class Generate(harness.TestCase):
     def test_greedy_tokens_of_the_bf16_layout_are_the_references(self):
         self.check_greedy(MODEL_A_BF16, "gptoss-tiny-A")
 
+    def test_a_device_that_is_not_there_is_an_error_that_says_what_is(self):
+        ask = ["generate", "--model", MODEL_A, "--prompt", "x", "--device"]
+        self.check_fails(run(*ask, "tpu"), 1, '"tpu"', '"cpu"', '"cuda"')
+        done = run(*ask, "cuda:7")  # a build without CUDA says so, one with it counts its GPUs
+        self.check_fails(done, 1, "cuda:7" if "has no CUDA" in done.err else "device 7")
+
     def test_reference_kernels_give_the_same_greedy_tokens(self):
         self.check_greedy(MODEL_A, "gptoss-tiny-A", "--kernels", "reference")
 
