@@ -129,9 +129,12 @@ class Drill {
   EngineOptions engine_options(const std::string& directory) {
     EngineOptions options;
     options.model_directory = directory;
+    options.device = options_.device;
     options.threads = options_.threads;
     options.max_context = context_;
     options.kernels = options_.kernels;
+    // Equal prompts are generated from again and again, and each time all of it is to be computed.
+    options.prefix_cache = false;
     options.experts = options_.experts;
     // The first load has no choice to make.
     if (options_.commit != "auto") options.commit = options_.commit;
