@@ -45,6 +45,11 @@ Result<std::unique_ptr<EngineCore>> EngineCore::open(const EngineOptions& option
     HF_ASSIGN(parts.device, device::make_device(options.device));
   }
   if (options.simulate_faults) {
+    if (parts.device->kind() != device::DeviceKind::kCpu) {
+      return make_error(ErrorCode::kUnsupported,
+                        "faults of a device are simulated on the cpu alone, not on {}",
+                        parts.device->name());
+    }
     parts.device = std::make_unique<device::SimDevice>(std::move(parts.device));
   }
   std::unique_ptr<EngineCore> core(new EngineCore());

@@ -11,8 +11,9 @@ namespace holdfast::reload {
 using State = TransactionState;
 
 void Transaction::Impl::inject_stale(const storage::Registry& registry) {
+  storage::LiveBytes live_bytes(registry);
   for (const storage::SlotId id : stale) {
-    const auto live = storage::LiveBytes(registry).of(id).value();
+    const auto live = live_bytes.of(id).value();
     std::memcpy(staging->bytes(id).data(), live.data(), live.size());
     staging->rewritten(id, 0);
   }

@@ -4,12 +4,12 @@
 
 namespace holdfast::storage {
 
-Result<std::span<const std::byte>> LiveBytes::of(SlotId id) {
+Result<std::span<const std::byte>> LiveBytes::of(SlotId id) & {
   return of(id, 0, registry_.slot(id).range.bytes);
 }
 
 Result<std::span<const std::byte>> LiveBytes::of(SlotId id, std::size_t offset,
-                                                 std::size_t bytes) {
+                                                 std::size_t bytes) & {
   const tensor::TensorView view = registry_.view(id);
   HF_ASSERT(offset <= view.bytes() && bytes <= view.bytes() - offset, "the range leaves its slot");
   if (registry_.device().host_addressable()) return view.const_span().subspan(offset, bytes);

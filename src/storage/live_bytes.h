@@ -15,10 +15,10 @@ namespace holdfast::storage {
 class LiveBytes {
  public:
   explicit LiveBytes(const Registry& registry) : registry_(registry) {}
-  // Of all of a slot, or of `bytes` from `offset` on; valid until the next call. Asserts that they
-  // lie in it. Errors: kDevice.
-  Result<std::span<const std::byte>> of(SlotId id);
-  Result<std::span<const std::byte>> of(SlotId id, std::size_t offset, std::size_t bytes);
+  // Of all of a slot, or of `bytes` from `offset` on; valid until the next call, and while this
+  // lives. Asserts that they lie in it. Errors: kDevice.
+  Result<std::span<const std::byte>> of(SlotId id) &;
+  Result<std::span<const std::byte>> of(SlotId id, std::size_t offset, std::size_t bytes) &;
   // Of all of a slot. Errors: kDevice.
   Result<base::Digest> digest(SlotId id);
 
