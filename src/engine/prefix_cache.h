@@ -1,5 +1,5 @@
-// PrefixCache: which KV pages hold the keys and values of which tokens, so that an equal prefix need
-// not be computed again. A tree of full pages: an entry is found by the weights that made it, the
+// PrefixCache: which KV pages hold the keys and values of which tokens, so that an equal prefix is
+// not computed again. A tree of full pages: an entry is found by the weights that made it, the
 // salt, and all tokens from the start, which are compared and not only hashed. Knows page numbers
 // and tokens, no bytes and no sequences. Owned by the KV cache; engine thread.
 #pragma once

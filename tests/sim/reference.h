@@ -1,7 +1,7 @@
 // The reference that a simulation is held to: cold engines, one per version of the weights, that
 // never reload; and the tokens of a request recomputed row by row under the versions that its
-// positions were computed with, keys and values kept for as long as the engine kept them. Test code;
-// one thread.
+// positions were computed with, keys and values kept for as long as the engine kept them.
+// Test code; one thread.
 #pragma once
 
 #include <cstdint>
