@@ -140,6 +140,25 @@ TEST(Prefixes, NothingThatOtherWeightsMadeIsFoundAfterACommit) {
   }
 }
 
+TEST(Prefixes, TheFirstEventSaysHowMuchOfThePromptWasThere) {
+  const auto core = open_with({});
+  Request request;
+  request.prompt_ids.assign(40, 9);
+  request.max_tokens = 2;
+  request.ignore_eos = true;
+  std::vector<std::int64_t> cached;
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_TRUE(core->submit(request).ok());
+    while (!core->idle()) {
+      const auto events = core->step();
+      for (const Event& event : *events) {
+        cached.push_back(event.prompt ? event.prompt->cached_tokens : 0);
+      }
+    }
+  }
+  EXPECT_EQ(cached, (std::vector<std::int64_t>{0, 0, 32, 0}));
+}
+
 TEST(Prefixes, StatisticsSayWhatIsThereAndWhatWasDone) {
   const auto core = open_with({.max_sequences = 2});
   EXPECT_EQ(core->stats().kv_pages, 2 * 192 / kPageSize);
