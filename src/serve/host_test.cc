@@ -51,53 +51,60 @@ struct Received {
   std::optional<RequestId> id;
 };
 
-// Takes what sinks are given; waits for it.
+// Takes what sinks are given; waits for it. May go before the sink does.
 class Receiver {
  public:
   // `on_event` runs on the engine thread after each token.
   Sink sink(std::function<void(const Received&)> on_event = {}) {
-    return [this, on_event = std::move(on_event)](const Output& output) {
+    return [state = state_, on_event = std::move(on_event)](const Output& output) {
+      Received now;
       {
-        const std::lock_guard lock(mutex_);
-        if (received_.finish) ++received_.events_after_the_last;
+        const std::lock_guard lock(state->mutex);
+        Received& received = state->received;
+        if (received.finish) ++received.events_after_the_last;
         if (output.event.token) {
-          received_.ids.push_back(output.event.token->id);
-          received_.logprobs.push_back(output.event.token->logprob);
-          received_.epochs.push_back(output.event.token->epoch);
-          received_.versions.push_back(output.version);
+          received.ids.push_back(output.event.token->id);
+          received.logprobs.push_back(output.event.token->logprob);
+          received.epochs.push_back(output.event.token->epoch);
+          received.versions.push_back(output.version);
         }
-        if (output.event.finish_reason) received_.finish = output.event.finish_reason;
-        changed_.notify_all();
+        if (output.event.finish_reason) received.finish = output.event.finish_reason;
+        state->changed.notify_all();
+        now = received;
       }
-      if (on_event && output.event.token) on_event(get());
+      if (on_event && output.event.token) on_event(now);
     };
   }
   std::function<void(Result<RequestId>)> accepted() {
-    return [this](const Result<RequestId>& id) {
-      const std::lock_guard lock(mutex_);
-      if (id.ok()) received_.id = *id;
-      if (!id.ok()) received_.refused = id.error();
-      changed_.notify_all();
+    return [state = state_](const Result<RequestId>& id) {
+      const std::lock_guard lock(state->mutex);
+      if (id.ok()) state->received.id = *id;
+      if (!id.ok()) state->received.refused = id.error();
+      state->changed.notify_all();
     };
   }
   Received get() const {
-    const std::lock_guard lock(mutex_);
-    return received_;
+    const std::lock_guard lock(state_->mutex);
+    return state_->received;
   }
   template <typename Predicate>
   Received wait(Predicate predicate) {
-    std::unique_lock lock(mutex_);
-    EXPECT_TRUE(changed_.wait_for(lock, kPatience, [&] { return predicate(received_); }));
-    return received_;
+    std::unique_lock lock(state_->mutex);
+    EXPECT_TRUE(state_->changed.wait_for(lock, kPatience,
+                                         [&] { return predicate(state_->received); }));
+    return state_->received;
   }
   Received wait_end() {
     return wait([](const Received& r) { return r.finish || r.refused; });
   }
 
  private:
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  Received received_;
+  struct State {
+    std::mutex mutex;
+    std::condition_variable changed;
+    Received received;
+  };
+  std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 
 // Calls `start` with a callback, and gives what it is called with.
