@@ -181,7 +181,8 @@ int serve(const std::string& directory, std::uint16_t port, std::int64_t step_us
   HttpServer::Options options;
   options.limits.max_connections = 1u << 16;
   Result<std::unique_ptr<HttpServer>> server =
-      HttpServer::start({{.name = "public", .port = port, .api_key = {}, .router = &router}}, options);
+      HttpServer::start({{.name = "public", .port = port, .api_key = {}, .router = &router}},
+                        options);
   if (!server.ok()) {
     fmt::print(stderr, "{}\n", server.error().message());
     return 1;
