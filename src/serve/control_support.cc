@@ -36,6 +36,13 @@ void read_update_options(FieldReader& in, UpdateOptions& options) {
   in.one_of("commit", options.commit, {"remap", "copy", "stream", "auto"});
   in.integer("deadline_ms", options.deadline_ms, {0, kMaxDeadlineMs});
   in.string("weight_version", options.version, 256);
+  // An empty list would say "nothing" and mean "everything".
+  for (const std::string_view name : {"names", "layers", "experts"}) {
+    const auto list = in.value(name);
+    if (list && list->kind() == JsonKind::kArray && list->size() == 0) {
+      in.fail(name, std::string(name) + " is empty; leave it out to load everything");
+    }
+  }
   in.strings("names", options.names, kMaxNames);
   std::vector<std::int32_t> layers;
   if (in.ids("layers", layers, kMaxNames, {0, kMaxLayer})) {
@@ -43,6 +50,10 @@ void read_update_options(FieldReader& in, UpdateOptions& options) {
   }
   const auto experts = in.value("experts");
   if (!experts) return;
+  if (experts->kind() != JsonKind::kArray) {
+    return in.fail("experts",
+                   "experts is " + experts->brief() + "; expected pairs [layer, expert]");
+  }
   for (const JsonValue& pair : experts->elements()) {
     std::vector<std::int32_t> ids;
     if (pair.kind() != JsonKind::kArray || pair.ids_into(ids, {0, kMaxLayer}) || ids.size() != 2) {

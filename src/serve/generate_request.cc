@@ -248,6 +248,8 @@ SglangRequest parse_sglang(JsonValue body, const RequestLimits& limits, RequestE
     in.refuse(refused, kNone);
   }
   in.finish();
+  // What was read before the error is half of a request.
+  if (errors.any()) request.prompts.clear();
   return request;
 }
 

@@ -34,6 +34,7 @@ void generate_sglang(const Support& support, const HttpRequest& http,
   if (!support->parse(http, document, *responder)) return;
   RequestErrors errors;
   SglangRequest request = parse_sglang(document.root(), support->limits(), errors);
+  if (!support->answer_errors(errors, *responder)) return;
   const bool is_text = !request.prompts.empty() && request.prompts[0].prompts[0].is_text;
   GenerationPlan plan =
       plan_sglang(request, support->plan_input(is_text ? "text" : "input_ids"), errors);

@@ -138,6 +138,9 @@ void EngineHost::drain(std::function<void()> done) {
 // --- what it is
 
 HostSnapshot EngineHost::snapshot() const { return loop_->snapshot(); }
+std::vector<TensorInfo> EngineHost::loadable_tensors() const {
+  return loop_->engine().loadable_tensors();
+}
 ReloadStatus EngineHost::reload_status() const { return loop_->engine().reload_status(); }
 const Tokenizer& EngineHost::tokenizer() const { return loop_->engine().tokenizer(); }
 std::int64_t EngineHost::max_context() const { return loop_->engine().max_context(); }

@@ -128,6 +128,8 @@ class EngineHost {
   // (frozen ones do not end: resume, or cancel_all).
   void drain(std::function<void()> done);
 
+  // As Engine::loadable_tensors; any thread.
+  std::vector<TensorInfo> loadable_tensors() const;
   HostSnapshot snapshot() const;
   ReloadStatus reload_status() const;
   // Immutable facts; any thread.

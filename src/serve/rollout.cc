@@ -30,6 +30,17 @@ Error no_bracket(const char* call) {
                     "{}: no weight update is open; call /start_weight_update first", call);
 }
 
+// Nothing ends while it is frozen, so that a drain would wait for its own resume.
+Status check_can_drain(const EngineHost& host, const UpdateOptions& options) {
+  if (options.in_flight != InFlight::kDrain) return {};
+  const HostSnapshot now = host.snapshot();
+  if (!now.paused || now.stats.running == 0) return {};
+  return make_error(ErrorCode::kFailedPrecondition,
+                    "in_flight is \"drain\" and {} requests are frozen by a pause: resume first, "
+                    "or say what becomes of them",
+                    now.stats.running);
+}
+
 bool is_below(const fs::path& path, const fs::path& root) {
   const auto [end, rest] = std::mismatch(root.begin(), root.end(), path.begin(), path.end());
   static_cast<void>(rest);
@@ -68,7 +79,7 @@ Result<std::string> Rollout::allowed_directory(const std::string& directory) con
   }
   return make_error(ErrorCode::kInvalidArgument,
                     "model path \"{}\" is below none of the allowed roots ({}); name more with "
-                    "--model-root",
+                    "--model-roots",
                     directory, fmt::join(roots, ", "));
 }
 
@@ -142,6 +153,8 @@ void Rollout::update_from_disk(const std::string& directory, const UpdateOptions
 }
 
 void Rollout::load(std::string allowed, const UpdateOptions& options, DoneReport done) {
+  const Status drains = check_can_drain(context_.host, options);
+  if (!drains.ok()) return done(drains.error());
   auto shared = std::make_shared<DoneReport>(std::move(done));
   context_.host.reload(
       std::move(allowed), reload_options(options),
@@ -155,6 +168,8 @@ void Rollout::begin_from_disk(const std::string& directory, UpdateOptions option
                               std::function<void(Result<std::uint64_t>)> begun) {
   Result<std::string> allowed = allowed_directory(directory);
   if (!allowed.ok()) return begun(allowed.error());
+  const Status drains = check_can_drain(context_.host, options);
+  if (!drains.ok()) return begun(drains.error());
   take_bracket();
   context_.host.reload(std::move(*allowed), reload_options(options), std::move(begun),
                        [](const Result<ReloadReport>&) {});
@@ -162,8 +177,27 @@ void Rollout::begin_from_disk(const std::string& directory, UpdateOptions option
 
 void Rollout::begin_push(std::vector<TensorInfo> tensors, UpdateOptions options,
                          std::function<void(Result<std::uint64_t>)> begun, DoneReport done) {
+  const Status drains = check_can_drain(context_.host, options);
+  if (!drains.ok()) return begun(drains.error());
   context_.host.begin_push(std::move(tensors), reload_options(options), std::move(begun),
                            std::move(done));
+}
+
+Status Rollout::check_announced(const std::vector<TensorInfo>& tensors) const {
+  std::map<std::string, TensorInfo> loadable;
+  for (TensorInfo& tensor : context_.host.loadable_tensors()) {
+    std::string name = tensor.name;
+    loadable.emplace(std::move(name), std::move(tensor));
+  }
+  for (const TensorInfo& tensor : tensors) {
+    const auto found = loadable.find(tensor.name);
+    if (found == loadable.end()) continue;
+    if (tensor.dtype == found->second.dtype && tensor.shape == found->second.shape) continue;
+    return make_error(ErrorCode::kMismatch, "tensor {} is {} [{}], the model loads {} [{}]",
+                      tensor.name, tensor.dtype, fmt::join(tensor.shape, ", "),
+                      found->second.dtype, fmt::join(found->second.shape, ", "));
+  }
+  return {};
 }
 
 void Rollout::open_push(std::function<void(Result<std::uint64_t>)> done) {

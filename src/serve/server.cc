@@ -16,6 +16,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// For answers that a drain's end cuts short.
+constexpr std::chrono::seconds kLastAnswers{5};
+
 std::string name_of_model(const ServeOptions& options) {
   if (!options.served_model_name.empty()) return options.served_model_name;
   std::error_code ignored;
@@ -129,7 +132,11 @@ class Serving {
     const char* how = "drained";
     // Ended requests are answers under way: those are given the same time.
     if (!signals.wait_for(*drained, until) || !wait_for_answers(signals, until)) {
-      how = Clock::now() >= until ? "drain timed out" : "ended by a second signal";
+      const bool late = Clock::now() >= until;
+      how = late ? "drain timed out" : "ended by a second signal";
+      // Who still waits gets the tokens so far.
+      host_->cancel_all([](std::size_t) {});
+      if (late) wait_for_answers(signals, Clock::now() + kLastAnswers);
     }
     log_.write(LogLevel::kInfo, how, {{"connections", std::to_string(server_->connections())}});
   }

@@ -188,7 +188,8 @@ void update_weights(const RolloutPtr& rollout, const HttpRequest& request,
 std::unique_ptr<Upload> upload_weights(const RolloutPtr& rollout, const HttpRequest& request,
                                        ResponderPtr responder) {
   UploadTarget target;
-  target.open = [rollout](const std::vector<TensorInfo>&) {
+  target.open = [rollout](const std::vector<TensorInfo>& tensors) -> Result<std::uint64_t> {
+    HF_TRY(rollout->check_announced(tensors));
     return wait_for<std::uint64_t>([&](auto done) { rollout->open_push(std::move(done)); });
   };
   target.complete = [](std::uint64_t, const ResponderPtr& answer) {

@@ -206,6 +206,26 @@ class Updates(Control):
                 self.assertIn(self.upload("/reload/upload", data).status, (400, 409, 413))
         self.assert_serves_a()
 
+    def test_another_shape_or_dtype_of_the_same_size_is_refused(self):
+        name = "model.layers.0.self_attn.q_proj.weight"
+        dtype, shape, data = all_tensors(MODEL_B)[name]
+        for wrong in ((dtype, shape[::-1], data), (dtype, [len(data) // 2], data),
+                      ("F16", shape, data), ("I16", shape, data)):
+            with self.subTest(wrong[:2]):
+                self.call("/start_weight_update")
+                reply = self.upload("/update_weights", pack({name: wrong}))
+                self.assertEqual(reply.status, 409)
+                self.assertIn(name, reply.text)
+        self.assert_serves_a()
+
+    def test_a_scope_of_another_type_or_of_nothing_is_refused(self):
+        for scope in ({"experts": "x"}, {"experts": 1}, {"experts": []}, {"layers": []},
+                      {"names": []}, {"layers": "0"}, {"experts": [[0]]}):
+            with self.subTest(scope):
+                reply = self.control("POST", "/reload", {"directory": MODEL_B, **scope})
+                self.assertEqual(reply.status, 400, reply.text)
+        self.assert_serves_a()
+
     def test_a_client_that_goes_away_in_an_upload_changes_nothing(self):
         data = pack(all_tensors(MODEL_B))
         header = struct.unpack("<Q", data[:8])[0]

@@ -25,6 +25,15 @@ class Dialects(harness.TestCase):
                 "logprobs": 0, **more}
         return self.ok("/v1/completions", body)["choices"][0]
 
+    def test_wrong_types_in_sglangs_body_are_400s(self):
+        for field in ("stream", "return_routed_experts", "return_text_in_logprobs"):
+            for wrong in (0, "x", [], {}):
+                reply = self.server.post("/generate", {"input_ids": [1], field: wrong})
+                self.assertEqual(reply.status, 400, f"{field} {wrong}: {reply.text[:200]}")
+        for body in ({"text": [[]]}, {"text": ["a", 1]}, {"input_ids": [[1], 2]}):
+            self.assertEqual(self.server.post("/generate", body).status, 400, body)
+        self.assertEqual(self.server.get("/health").status, 200)
+
     def test_all_dialects_give_the_same_tokens_and_logprobs(self):
         plain = self.completion()
         vllm = self.ok("/inference/v1/generate", {**tokens_body(logprobs=0), "request_id": "r1"})
