@@ -64,6 +64,7 @@ Result<std::vector<float>> read_tensor(const storage::Registry& registry, const 
   // A registry's shapes do not overflow.
   const auto count = std::min(
       most, static_cast<std::size_t>(spec.shape.element_count()));
+  if (count == 0) return std::vector<float>();
   std::vector<std::byte> bytes((count * tensor::dtype_bits(spec.dtype) + 7) / 8);
   HF_TRY(registry.device().read(bytes.data(),
                                 registry.view(*spec.slot).address + spec.offset_bytes,
