@@ -150,6 +150,7 @@ void HostLoop::take(Result<std::vector<Event>> events) {
     return;
   }
   retries_ = 0;
+  if (!events->empty()) publish();  // whoever is answered finds the step in the snapshot
   dispatch(std::move(events).value());
 }
 
