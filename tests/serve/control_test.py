@@ -318,6 +318,28 @@ class Pauses(Control):
         thread.join(60)
         self.assertIn(result["finish_reason"], ("abort", "length"))
 
+    def test_a_drain_over_requests_that_a_pause_has_frozen_is_refused(self):
+        results = []
+
+        def run():
+            results.append(self.server.post("/inference/v1/generate", {
+                "token_ids": PROMPT,
+                "sampling_params": {"max_tokens": 1000, "temperature": 0, "ignore_eos": True}}))
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        while self.read("/v1/loads")["num_running_reqs"] == 0 and thread.is_alive():
+            pass
+        self.call("/pause?mode=keep")
+        self.assertEqual(self.read("/v1/loads")["num_running_reqs"], 1)
+        reply = self.control("POST", "/reload", {"directory": MODEL_B, "in_flight": "drain"})
+        self.assertEqual(reply.status, 409, reply.text)
+        self.assertIn("resume", reply.text)
+        self.call("/abort_requests", {})
+        self.call("/resume")
+        thread.join(60)
+        self.assertEqual(results[0].json()["choices"][0]["finish_reason"], "abort")
+
     def test_sleep_and_wake(self):
         self.call("/sleep?level=1")
         self.assertEqual(self.read("/is_sleeping"), {"is_sleeping": True})
