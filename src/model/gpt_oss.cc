@@ -119,32 +119,31 @@ Status GptOss::attention(const Step& step, std::size_t index) const {
   const TensorView keys = view(layer.key_pages);
   const TensorView values = view(layer.value_pages);
 
-  HF_TRY(ops::rms_norm(context, {.x = step.hidden,
-                                 .weight = view(layer.norm),
-                                 .out = step.normed,
-                                 .active_rows = active,
-                                 .eps = static_cast<float>(config_.rms_norm_eps)}));
-  step.show(index, "input_layernorm_out", step.normed);
-  HF_TRY(ops::linear(context, {.x = step.normed,
-                               .weight = view(layer.qkv_weight),
-                               .bias = view(layer.qkv_bias),
-                               .residual = {},
-                               .out = qkv,
-                               .active_rows = active}));
-  step.show(index, "qkv_proj_out", qkv);
-  HF_TRY(ops::rope(context, {.x = qkv,
-                             .positions = step.positions,
-                             .cos_table = view(rope_cos_),
-                             .sin_table = view(rope_sin_),
-                             .active_rows = active,
-                             .head_count = config_.query_head_count + config_.kv_head_count,
-                             .head_dim = config_.head_dim}));
+  HF_TRY(ops::qkv(context,
+                  {.norm = {.x = step.hidden,
+                            .weight = view(layer.norm),
+                            .out = step.normed,
+                            .active_rows = active,
+                            .eps = static_cast<float>(config_.rms_norm_eps)},
+                   .linear = {.x = step.normed,
+                              .weight = view(layer.qkv_weight),
+                              .bias = view(layer.qkv_bias),
+                              .residual = {},
+                              .out = qkv,
+                              .active_rows = active},
+                   .rope = {.x = qkv,
+                            .positions = step.positions,
+                            .cos_table = view(rope_cos_),
+                            .sin_table = view(rope_sin_),
+                            .active_rows = active,
+                            .head_count = config_.query_head_count + config_.kv_head_count,
+                            .head_dim = config_.head_dim},
+                   .write = {.qkv = qkv,
+                             .slot_mapping = view(slots_.slot_mapping, step.rows),
+                             .key_pages = keys,
+                             .value_pages = values,
+                             .active_rows = active}}));
   step.show(index, "qkv_rope", qkv);
-  HF_TRY(ops::kv_write(context, {.qkv = qkv,
-                                 .slot_mapping = view(slots_.slot_mapping, step.rows),
-                                 .key_pages = keys,
-                                 .value_pages = values,
-                                 .active_rows = active}));
   HF_TRY(ops::paged_attention(
       context, {.qkv = qkv,
                 .positions = step.positions,
@@ -177,23 +176,22 @@ Status GptOss::moe(const Step& step, std::size_t index) const {
                              .rows(0, step.rows);
   const TensorView weights = view(act_.expert_weights, step.rows);
 
-  HF_TRY(ops::rms_norm(step.context, {.x = step.hidden,
-                                      .weight = view(layer.moe_norm),
-                                      .out = step.normed,
-                                      .active_rows = step.active,
-                                      .eps = static_cast<float>(config_.rms_norm_eps)}));
+  HF_TRY(ops::route(step.context, {.norm = {.x = step.hidden,
+                                            .weight = view(layer.moe_norm),
+                                            .out = step.normed,
+                                            .active_rows = step.active,
+                                            .eps = static_cast<float>(config_.rms_norm_eps)},
+                                   .linear = {.x = step.normed,
+                                              .weight = view(layer.router_weight),
+                                              .bias = view(layer.router_bias),
+                                              .residual = {},
+                                              .out = logits,
+                                              .active_rows = step.active},
+                                   .top_k = {.logits = logits,
+                                             .ids = ids,
+                                             .weights = weights,
+                                             .active_rows = step.active}}));
   step.show(index, "post_attention_layernorm_out", step.normed);
-  HF_TRY(ops::linear(step.context, {.x = step.normed,
-                                    .weight = view(layer.router_weight),
-                                    .bias = view(layer.router_bias),
-                                    .residual = {},
-                                    .out = logits,
-                                    .active_rows = step.active}));
-  step.show(index, "router_logits", logits);
-  HF_TRY(ops::router_top_k(step.context, {.logits = logits,
-                                          .ids = ids,
-                                          .weights = weights,
-                                          .active_rows = step.active}));
   step.show(index, "topk_ids", ids);
   step.show(index, "topk_weights", weights);
   HF_TRY(layer.experts->forward(step.context, {.x = step.normed,
@@ -211,22 +209,21 @@ Status GptOss::head(const Step& step) const {
   const TensorView wanted = view(slots_.logit_count);
   const TensorView last = view(act_.last, step.rows);
   const TensorView logits = view(slots_.logits, step.rows);
-  HF_TRY(ops::gather_rows(step.context, {.x = step.hidden,
-                                         .rows = view(slots_.logit_rows, step.rows),
-                                         .out = last,
-                                         .active_rows = wanted}));
-  HF_TRY(ops::rms_norm(step.context, {.x = last,
-                                      .weight = view(final_norm_),
-                                      .out = last,
-                                      .active_rows = wanted,
-                                      .eps = static_cast<float>(config_.rms_norm_eps)}));
-  step.show("final_norm_out", last);
-  HF_TRY(ops::linear(step.context, {.x = last,
-                                    .weight = view(lm_head_),
-                                    .bias = {},
-                                    .residual = {},
-                                    .out = logits,
-                                    .active_rows = wanted}));
+  HF_TRY(ops::head(step.context, {.gather = {.x = step.hidden,
+                                             .rows = view(slots_.logit_rows, step.rows),
+                                             .out = last,
+                                             .active_rows = wanted},
+                                  .norm = {.x = last,
+                                           .weight = view(final_norm_),
+                                           .out = last,
+                                           .active_rows = wanted,
+                                           .eps = static_cast<float>(config_.rms_norm_eps)},
+                                  .linear = {.x = last,
+                                             .weight = view(lm_head_),
+                                             .bias = {},
+                                             .residual = {},
+                                             .out = logits,
+                                             .active_rows = wanted}}));
   step.show("logits", logits);
   return {};
 }

@@ -1,6 +1,7 @@
 // Contracts of the ops around attention: rope, kv_write, paged_attention, router_top_k.
 #include "base/error.h"
 #include "ops/check.h"
+#include "ops/check_ops.h"
 #include "ops/ops.h"
 
 namespace holdfast::ops {
@@ -44,7 +45,7 @@ Result<HeadLayout> check_heads(const TensorView& qkv, const TensorView& key_page
 
 }  // namespace
 
-Status rope(const OpContext& context, const RopeArgs& args) {
+Status check_rope(const RopeArgs& args) {
   constexpr const char* kOp = "rope";
   HF_TRY(check_rank(args.x, 2, kOp, "x"));
   HF_TRY(check_rank(args.cos_table, 2, kOp, "cos_table"));
@@ -60,16 +61,24 @@ Status rope(const OpContext& context, const RopeArgs& args) {
   HF_TRY(check_operand(args.positions, {kOp, "positions", {DType::kI32}, {args.x.shape[0]}}));
   HF_TRY(check_operand(args.cos_table, {kOp, "cos_table", {DType::kF32}, table}));
   HF_TRY(check_operand(args.sin_table, {kOp, "sin_table", {DType::kF32}, table}));
-  HF_TRY(check_active_rows(args.active_rows, kOp));
+  return check_active_rows(args.active_rows, kOp);
+}
+
+Status rope(const OpContext& context, const RopeArgs& args) {
+  HF_TRY(check_rope(args));
   return context.kernels.rope(context.stream, args);
 }
 
-Status kv_write(const OpContext& context, const KvWriteArgs& args) {
+Status check_kv_write(const KvWriteArgs& args) {
   constexpr const char* kOp = "kv_write";
   HF_TRY(check_heads(args.qkv, args.key_pages, args.value_pages, kOp));
   HF_TRY(check_operand(args.slot_mapping,
                        {kOp, "slot_mapping", {DType::kI32}, {args.qkv.shape[0]}}));
-  HF_TRY(check_active_rows(args.active_rows, kOp));
+  return check_active_rows(args.active_rows, kOp);
+}
+
+Status kv_write(const OpContext& context, const KvWriteArgs& args) {
+  HF_TRY(check_kv_write(args));
   return context.kernels.kv_write(context.stream, args);
 }
 
@@ -101,7 +110,7 @@ Status paged_attention(const OpContext& context, const PagedAttentionArgs& args)
   return context.kernels.paged_attention(context.stream, args);
 }
 
-Status router_top_k(const OpContext& context, const RouterTopKArgs& args) {
+Status check_router_top_k(const RouterTopKArgs& args) {
   constexpr const char* kOp = "router_top_k";
   HF_TRY(check_rank(args.logits, 2, kOp, "logits"));
   HF_TRY(check_rank(args.ids, 2, kOp, "ids"));
@@ -114,7 +123,11 @@ Status router_top_k(const OpContext& context, const RouterTopKArgs& args) {
   HF_TRY(check_operand(args.logits, {kOp, "logits", {DType::kF32}, args.logits.shape}));
   HF_TRY(check_operand(args.ids, {kOp, "ids", {DType::kI32}, {n, k}}));
   HF_TRY(check_operand(args.weights, {kOp, "weights", {DType::kF32}, {n, k}}));
-  HF_TRY(check_active_rows(args.active_rows, kOp));
+  return check_active_rows(args.active_rows, kOp);
+}
+
+Status router_top_k(const OpContext& context, const RouterTopKArgs& args) {
+  HF_TRY(check_router_top_k(args));
   return context.kernels.router_top_k(context.stream, args);
 }
 

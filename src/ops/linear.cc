@@ -1,5 +1,6 @@
 // Contracts of the ops on whole rows of activations: embedding, rms_norm, linear, gather_rows.
 #include "ops/check.h"
+#include "ops/check_ops.h"
 #include "ops/ops.h"
 
 namespace holdfast::ops {
@@ -19,18 +20,22 @@ Status embedding(const OpContext& context, const EmbeddingArgs& args) {
   return context.kernels.embedding(context.stream, args);
 }
 
-Status rms_norm(const OpContext& context, const RmsNormArgs& args) {
+Status check_rms_norm(const RmsNormArgs& args) {
   constexpr const char* kOp = "rms_norm";
   HF_TRY(check_rank(args.x, 2, kOp, "x"));
   HF_TRY(check_operand(args.x, {kOp, "x", {DType::kF32}, args.x.shape}));
   HF_TRY(check_operand(args.weight,
                        {kOp, "weight", {DType::kBF16, DType::kF32}, {args.x.shape[1]}}));
   HF_TRY(check_operand(args.out, {kOp, "out", {DType::kF32}, args.x.shape}));
-  HF_TRY(check_active_rows(args.active_rows, kOp));
+  return check_active_rows(args.active_rows, kOp);
+}
+
+Status rms_norm(const OpContext& context, const RmsNormArgs& args) {
+  HF_TRY(check_rms_norm(args));
   return context.kernels.rms_norm(context.stream, args);
 }
 
-Status linear(const OpContext& context, const LinearArgs& args) {
+Status check_linear(const LinearArgs& args) {
   constexpr const char* kOp = "linear";
   HF_TRY(check_rank(args.x, 2, kOp, "x"));
   HF_TRY(check_rank(args.weight, 2, kOp, "weight"));
@@ -43,11 +48,15 @@ Status linear(const OpContext& context, const LinearArgs& args) {
   HF_TRY(check_optional_operand(args.residual, {kOp, "residual", {DType::kF32}, {n, outputs}}));
   HF_TRY(check_operand(args.out, {kOp, "out", {DType::kF32}, {n, outputs}}));
   HF_TRY(check_disjoint(args.x, args.out, kOp, "x and out"));
-  HF_TRY(check_active_rows(args.active_rows, kOp));
+  return check_active_rows(args.active_rows, kOp);
+}
+
+Status linear(const OpContext& context, const LinearArgs& args) {
+  HF_TRY(check_linear(args));
   return context.kernels.linear(context.stream, args);
 }
 
-Status gather_rows(const OpContext& context, const GatherRowsArgs& args) {
+Status check_gather_rows(const GatherRowsArgs& args) {
   constexpr const char* kOp = "gather_rows";
   HF_TRY(check_rank(args.x, 2, kOp, "x"));
   HF_TRY(check_rank(args.rows, 1, kOp, "rows"));
@@ -56,7 +65,11 @@ Status gather_rows(const OpContext& context, const GatherRowsArgs& args) {
   HF_TRY(check_operand(args.rows, {kOp, "rows", {DType::kI32}, {count}}));
   HF_TRY(check_operand(args.out, {kOp, "out", {DType::kF32}, {count, args.x.shape[1]}}));
   HF_TRY(check_disjoint(args.x, args.out, kOp, "x and out"));
-  HF_TRY(check_active_rows(args.active_rows, kOp));
+  return check_active_rows(args.active_rows, kOp);
+}
+
+Status gather_rows(const OpContext& context, const GatherRowsArgs& args) {
+  HF_TRY(check_gather_rows(args));
   return context.kernels.gather_rows(context.stream, args);
 }
 

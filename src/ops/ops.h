@@ -91,6 +91,33 @@ struct GatherRowsArgs {
   TensorView active_rows;
 };
 
+// Ops that a device may run as fewer kernels. Each gives what its parts give one after the other;
+// what is marked scratch is left with any contents.
+
+// rms_norm, linear (q, k and v), rope on its output, kv_write. norm.out = linear.x is scratch, and
+// so are k and v of linear.out = rope.x = write.qkv.
+struct QkvArgs {
+  RmsNormArgs norm;
+  LinearArgs linear;
+  RopeArgs rope;
+  KvWriteArgs write;
+};
+
+// rms_norm, linear, router_top_k. norm.out = linear.x holds the rows; linear.out = top_k.logits is
+// scratch.
+struct RouteArgs {
+  RmsNormArgs norm;
+  LinearArgs linear;
+  RouterTopKArgs top_k;
+};
+
+// gather_rows, rms_norm, linear (a head). gather.out = norm.x = norm.out = linear.x is scratch.
+struct HeadArgs {
+  GatherRowsArgs gather;
+  RmsNormArgs norm;
+  LinearArgs linear;
+};
+
 // One device's implementation of every op: enqueues on the stream, allocates nothing. Arguments are
 // already checked. Stateless; any thread.
 class Kernels {
@@ -104,6 +131,10 @@ class Kernels {
   virtual Status paged_attention(device::Stream& stream, const PagedAttentionArgs& args) = 0;
   virtual Status router_top_k(device::Stream& stream, const RouterTopKArgs& args) = 0;
   virtual Status gather_rows(device::Stream& stream, const GatherRowsArgs& args) = 0;
+  // The parts in turn, unless a device does better.
+  virtual Status qkv(device::Stream& stream, const QkvArgs& args);
+  virtual Status route(device::Stream& stream, const RouteArgs& args);
+  virtual Status head(device::Stream& stream, const HeadArgs& args);
 };
 
 // Plain scalar loops: the formulas.
@@ -127,5 +158,9 @@ Status kv_write(const OpContext& context, const KvWriteArgs& args);
 Status paged_attention(const OpContext& context, const PagedAttentionArgs& args);
 Status router_top_k(const OpContext& context, const RouterTopKArgs& args);
 Status gather_rows(const OpContext& context, const GatherRowsArgs& args);
+// Errors: those of the parts, and kMismatch where one part's output is not the next one's input.
+Status qkv(const OpContext& context, const QkvArgs& args);
+Status route(const OpContext& context, const RouteArgs& args);
+Status head(const OpContext& context, const HeadArgs& args);
 
 }  // namespace holdfast::ops

@@ -30,10 +30,32 @@ Status CudaStream::copy(std::byte* to, const std::byte* from, std::size_t bytes)
 }
 
 Status CudaStream::launch(const CudaKernel& kernel) {
-  HF_TRY(check(cudaLaunchKernel(kernel.function, kernel.shape.grid, kernel.shape.block,
-                                static_cast<void**>(kernel.args), kernel.shape.shared_bytes,
-                                stream_),
-               kernel.name));
+  constexpr std::size_t kPlainSharedBytes = 48 << 10;
+  if (kernel.shape.shared_bytes > kPlainSharedBytes) {
+    HF_TRY(check(cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      static_cast<int>(kernel.shape.shared_bytes)),
+                 kernel.name));
+  }
+  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = kernel.shape.grid;
+  config.blockDim = kernel.shape.block;
+  config.dynamicSmemBytes = kernel.shape.shared_bytes;
+  config.stream = stream_;
+  config.attrs = attributes;
+  if (kernel.shape.overlaps) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (kernel.shape.cluster > 1) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {kernel.shape.cluster, 1, 1};
+  }
+  HF_TRY(check(
+      cudaLaunchKernelExC(&config, kernel.function, static_cast<void**>(kernel.args)),
+      kernel.name));
   return recording_ ? note(kernel.name, kernel.operands) : Status();
 }
 

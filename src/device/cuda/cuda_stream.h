@@ -23,7 +23,11 @@ namespace holdfast::device::cuda {
 struct LaunchShape {
   dim3 grid = {1, 1, 1};
   dim3 block = {1, 1, 1};
-  std::size_t shared_bytes = 0;  // above 48 KB only after raise_shared_limit
+  std::size_t shared_bytes = 0;  // above 48 KB the launch raises the kernel's limit
+  unsigned cluster = 1;          // blocks of a cluster, along x
+  // The kernel may start before the one before it has ended, because every thread of it calls
+  // wait_for_inputs (launch.cuh) before it touches what that one may write or read.
+  bool overlaps = false;
 };
 
 // A launch's name in the manifest, and its shape.

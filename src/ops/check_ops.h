@@ -1,0 +1,16 @@
+// The checks of the ops that fused ops consist of. Pure functions, any thread.
+#pragma once
+
+#include "ops/ops.h"
+
+namespace holdfast::ops {
+
+// Errors: kMismatch naming op, operand and what it has and must have.
+Status check_rms_norm(const RmsNormArgs& args);
+Status check_linear(const LinearArgs& args);
+Status check_gather_rows(const GatherRowsArgs& args);
+Status check_rope(const RopeArgs& args);
+Status check_kv_write(const KvWriteArgs& args);
+Status check_router_top_k(const RouterTopKArgs& args);
+
+}  // namespace holdfast::ops

@@ -1,0 +1,67 @@
+// The fused ops: their checks, and the parts in turn for devices that have nothing better.
+#include "base/error.h"
+#include "ops/check_ops.h"
+
+namespace holdfast::ops {
+namespace {
+
+// Errors: kMismatch naming both operands when they are not the same memory and shape.
+Status check_same(const TensorView& from, const TensorView& to, const char* op,
+                  const char* operands) {
+  if (from.address == to.address && from.shape == to.shape) return {};
+  return make_error(ErrorCode::kMismatch, "{}: operands {} must be one tensor, and are {} and {}",
+                    op, operands, from.shape.to_string(), to.shape.to_string());
+}
+
+}  // namespace
+
+Status Kernels::qkv(device::Stream& stream, const QkvArgs& args) {
+  HF_TRY(rms_norm(stream, args.norm));
+  HF_TRY(linear(stream, args.linear));
+  HF_TRY(rope(stream, args.rope));
+  return kv_write(stream, args.write);
+}
+
+Status Kernels::route(device::Stream& stream, const RouteArgs& args) {
+  HF_TRY(rms_norm(stream, args.norm));
+  HF_TRY(linear(stream, args.linear));
+  return router_top_k(stream, args.top_k);
+}
+
+Status Kernels::head(device::Stream& stream, const HeadArgs& args) {
+  HF_TRY(gather_rows(stream, args.gather));
+  HF_TRY(rms_norm(stream, args.norm));
+  return linear(stream, args.linear);
+}
+
+Status qkv(const OpContext& context, const QkvArgs& args) {
+  HF_TRY(check_rms_norm(args.norm));
+  HF_TRY(check_linear(args.linear));
+  HF_TRY(check_rope(args.rope));
+  HF_TRY(check_kv_write(args.write));
+  HF_TRY(check_same(args.norm.out, args.linear.x, "qkv", "norm.out and linear.x"));
+  HF_TRY(check_same(args.linear.out, args.rope.x, "qkv", "linear.out and rope.x"));
+  HF_TRY(check_same(args.linear.out, args.write.qkv, "qkv", "linear.out and write.qkv"));
+  return context.kernels.qkv(context.stream, args);
+}
+
+Status route(const OpContext& context, const RouteArgs& args) {
+  HF_TRY(check_rms_norm(args.norm));
+  HF_TRY(check_linear(args.linear));
+  HF_TRY(check_router_top_k(args.top_k));
+  HF_TRY(check_same(args.norm.out, args.linear.x, "route", "norm.out and linear.x"));
+  HF_TRY(check_same(args.linear.out, args.top_k.logits, "route", "linear.out and top_k.logits"));
+  return context.kernels.route(context.stream, args);
+}
+
+Status head(const OpContext& context, const HeadArgs& args) {
+  HF_TRY(check_gather_rows(args.gather));
+  HF_TRY(check_rms_norm(args.norm));
+  HF_TRY(check_linear(args.linear));
+  HF_TRY(check_same(args.gather.out, args.norm.x, "head", "gather.out and norm.x"));
+  HF_TRY(check_same(args.norm.x, args.norm.out, "head", "norm.x and norm.out"));
+  HF_TRY(check_same(args.norm.out, args.linear.x, "head", "norm.out and linear.x"));
+  return context.kernels.head(context.stream, args);
+}
+
+}  // namespace holdfast::ops
