@@ -51,10 +51,14 @@ std::vector<TensorInfo> loadable_tensors(const storage::Registry& registry) {
   std::vector<TensorInfo> tensors;
   tensors.reserve(registry.parameters().size());
   for (const storage::ParameterSpec& parameter : registry.parameters()) {
-    const auto dims = parameter.shape.dims();
-    tensors.push_back({.name = parameter.name,
-                       .dtype = std::string(tensor::safetensors_dtype_name(parameter.dtype)),
-                       .shape = {dims.begin(), dims.end()}});
+    const auto add = [&](const std::string& name, const tensor::Shape& shape) {
+      const auto dims = shape.dims();
+      tensors.push_back({.name = name,
+                         .dtype = std::string(tensor::safetensors_dtype_name(parameter.dtype)),
+                         .shape = {dims.begin(), dims.end()}});
+    };
+    if (parameter.part_names.empty()) add(parameter.name, parameter.shape);
+    for (const std::string& part : parameter.part_names) add(part, parameter.part_shape);
   }
   return tensors;
 }
@@ -72,9 +76,11 @@ Result<std::unique_ptr<reload::Source>> make_push_source(const storage::Registry
   for (const TensorInfo& info : tensors) {
     HF_ASSIGN(const SourceTensor tensor, announced(info));
     // One that the scope does not take, or that nobody knows, is the plan's to refuse.
-    const auto id = registry.find_parameter(info.name);
-    const bool fits = id && registry.parameters()[id->index()].shape == tensor.shape;
-    add_selected(tensor, fits ? selection.parameters[id->index()] : reload::ParameterSelection{},
+    const auto found = registry.find_published(info.name);
+    const bool fits = found && !found->row && registry.published_shape(*found) == tensor.shape;
+    add_selected(tensor,
+                 fits ? selection.parameters[found->parameter.index()]
+                      : reload::ParameterSelection{},
                  manifest.tensors);
   }
   for (std::size_t i = 0; tensors.empty() && i < registry.parameters().size(); ++i) {

@@ -16,7 +16,10 @@ constexpr std::size_t kNearestNames = 3;
 
 Error unknown(const storage::Registry& registry, const std::string& name) {
   std::vector<std::string> known;
-  for (const storage::ParameterSpec& spec : registry.parameters()) known.push_back(spec.name);
+  for (const storage::ParameterSpec& spec : registry.parameters()) {
+    known.push_back(spec.name);
+    known.insert(known.end(), spec.part_names.begin(), spec.part_names.end());
+  }
   for (const storage::ParameterAlias& alias : registry.aliases()) known.push_back(alias.name);
   return make_error(ErrorCode::kNotFound, "the model has no tensor {}; nearest: {}", name,
                     fmt::join(checkpoint::nearest_names(name, known, kNearestNames), ", "));
@@ -52,22 +55,24 @@ void widen(const std::vector<std::byte>& bytes, std::vector<float>& values) {
 
 Result<std::vector<float>> read_tensor(const storage::Registry& registry, const std::string& name,
                                        std::size_t most) {
-  const auto parameter = registry.find_parameter(name);
-  if (!parameter) return unknown(registry, name);
-  const storage::ParameterSpec& spec = registry.parameters()[parameter->value];
-  if (!spec.slot) return packed(registry, *parameter);
+  const auto found = registry.find_published(name);
+  if (!found) return unknown(registry, name);
+  const storage::ParameterSpec& spec = registry.parameters()[found->parameter.index()];
+  if (!spec.slot) return packed(registry, found->parameter);
   if (registry.poisoned()) {
     return make_error(ErrorCode::kPoisoned,
                       "tensor {}: the weights are not to be trusted; a complete reload recovers",
                       name);
   }
   // A registry's shapes do not overflow.
-  const auto count = std::min(
-      most, static_cast<std::size_t>(spec.shape.element_count()));
+  const tensor::Shape& shape = registry.published_shape(*found);
+  const auto count = std::min(most, static_cast<std::size_t>(shape.element_count()));
   if (count == 0) return std::vector<float>();
   std::vector<std::byte> bytes((count * tensor::dtype_bits(spec.dtype) + 7) / 8);
+  const std::size_t row = static_cast<std::size_t>(found->row.value_or(0)) *
+                          tensor::byte_size(spec.dtype, shape).value();
   HF_TRY(registry.device().read(bytes.data(),
-                                registry.view(*spec.slot).address + spec.offset_bytes,
+                                registry.view(*spec.slot).address + spec.offset_bytes + row,
                                 bytes.size()));
   std::vector<float> values(count);
   switch (spec.dtype) {

@@ -10,6 +10,7 @@ namespace holdfast::reload {
 namespace {
 
 using storage::ParameterSpec;
+using storage::PublishedTensor;
 using storage::SlotClass;
 
 // How many defects an error spells out before it counts the rest.
@@ -68,7 +69,11 @@ bool Account::will_be_spelled() const { return defects_.size() < kSpelledDefects
 std::string Account::nearest_parameters(std::string_view name) const {
   if (!will_be_spelled()) return "";
   std::vector<std::string> known;
-  for (const auto& parameter : registry_.parameters()) known.push_back(parameter.name);
+  for (const auto& parameter : registry_.parameters()) {
+    const auto& parts = parameter.part_names;
+    if (parts.empty()) known.push_back(parameter.name);
+    known.insert(known.end(), parts.begin(), parts.end());
+  }
   return nearest_text(checkpoint::nearest_names(name, known, kNearestNames));
 }
 
@@ -97,8 +102,10 @@ void Account::match_unknown(const SourceTensor& tensor) {
 }
 
 // Dtype, shape, layout and shard.
-bool Account::match_form(const SourceTensor& tensor, ParameterIndex parameter) {
+bool Account::match_form(const SourceTensor& tensor, const PublishedTensor& published) {
+  const ParameterIndex parameter = published.parameter.index();
   const ParameterSpec& wanted = spec(parameter);
+  const tensor::Shape& shape = registry_.published_shape(published);
   const std::size_t before = defect_count_;
   const auto fail = [&](const std::string& text) {
     defect(ErrorCode::kMismatch, fmt::format("tensor {}: {}", tensor.name, text));
@@ -110,14 +117,14 @@ bool Account::match_form(const SourceTensor& tensor, ParameterIndex parameter) {
     fail(fmt::format("shard {} of {}, this engine holds shard 0 of 1", tensor.shard_index,
                      tensor.shard_count));
   }
-  if (tensor.shape != wanted.shape) {
-    fail(fmt::format("shape {}, expected {}", tensor.shape.to_string(), wanted.shape.to_string()));
+  if (tensor.shape != shape) {
+    fail(fmt::format("shape {}, expected {}", tensor.shape.to_string(), shape.to_string()));
   }
   auto& cast_from = feeds_[parameter].cast_from;
   if (tensor.dtype != wanted.dtype) {
     const std::string_view from = tensor::dtype_name(tensor.dtype);
     const std::string_view to = tensor::dtype_name(wanted.dtype);
-    if (!is_declared(options_.casts, wanted.name, tensor.dtype, wanted.dtype)) {
+    if (!is_declared(options_.casts, tensor.name, tensor.dtype, wanted.dtype)) {
       fail(fmt::format("dtype {}, expected {}; nothing is cast in silence", from, to));
     } else if (!castable(tensor.dtype, wanted.dtype)) {
       fail(fmt::format("a cast from {} to {} is declared and not possible", from, to));
@@ -141,17 +148,26 @@ bool Account::match_alias(std::size_t index, ParameterIndex parameter) {
   const SourceTensor& tensor = source_.tensors()[index];
   auto& alias = feeds_[parameter].alias_source;
   if (before.name == tensor.name || before.rows || tensor.rows || alias.has_value()) return false;
+  if (registry_.find_published(before.name)->row || registry_.find_published(tensor.name)->row) {
+    return false;  // rows of one parameter
+  }
   alias = index;
   feeds_[parameter].alias_name = tensor.name;
   return true;
 }
 
-void Account::match_rows(std::size_t index, ParameterIndex parameter) {
+void Account::match_rows(std::size_t index, const PublishedTensor& published) {
   const SourceTensor& tensor = source_.tensors()[index];
+  const ParameterIndex parameter = published.parameter.index();
   const ParameterSpec& wanted = spec(parameter);
   SourcePiece piece{.source_index = index, .begin = 0, .end = bytes_of(wanted)};
-  if (tensor.rows.has_value()) {
-    const RowRange rows = *tensor.rows;
+  if (published.row && tensor.rows) {
+    return defect(ErrorCode::kMismatch,
+                  fmt::format("tensor {}: it is one expert's and comes whole, not by rows",
+                              tensor.name));
+  }
+  if (const auto part = published.row ? RowRange{*published.row, 1} : tensor.rows) {
+    const RowRange rows = *part;
     const std::int64_t all = wanted.shape.rank() > 0 ? wanted.shape[0] : 0;
     if (rows.begin < 0 || rows.count < 1 || rows.begin > all || rows.count > all - rows.begin) {
       return defect(ErrorCode::kMismatch,
@@ -179,29 +195,38 @@ void Account::match_rows(std::size_t index, ParameterIndex parameter) {
 
 void Account::match_source_tensor(std::size_t index) {
   const SourceTensor& tensor = source_.tensors()[index];
-  const auto id = registry_.find_parameter(tensor.name);
-  if (!id.has_value()) return match_unknown(tensor);
-  const ParameterIndex parameter = id->index();
+  const auto published = registry_.find_published(tensor.name);
+  if (!published.has_value()) return match_unknown(tensor);
+  const ParameterIndex parameter = published->parameter.index();
   if (!selection_.parameters[parameter].any) {
     return defect(ErrorCode::kMismatch, fmt::format("tensor {} is outside of the scope ({})",
                                                     tensor.name, to_text(options_.scope)));
   }
-  const bool fits = match_form(tensor, parameter);
+  const bool fits = match_form(tensor, *published);
   if (fits && match_alias(index, parameter)) return;
   // Also when it does not fit, so that it is not called missing as well.
   if (!first_source_[parameter].has_value()) first_source_[parameter] = index;
-  if (fits) match_rows(index, parameter);
+  if (fits) match_rows(index, *published);
+}
+
+// The part that holds byte `at`, else the parameter itself.
+const std::string& Account::published_name(ParameterIndex parameter, std::uint64_t at) const {
+  const ParameterSpec& wanted = spec(parameter);
+  if (wanted.part_names.empty()) return wanted.name;
+  return wanted.part_names[at / (bytes_of(wanted) / wanted.part_names.size())];
 }
 
 // What of a selected parameter did not come, and what came that is not selected.
 void Account::match_parameter(ParameterIndex parameter) {
   const ParameterSelection& selection = selection_.parameters[parameter];
   if (!selection.any) return;
-  if (!first_source_[parameter].has_value()) {
-    return defect(ErrorCode::kNotFound,
-                  fmt::format("tensor {} is missing ({})", spec(parameter).name,
-                              nearest_sources(spec(parameter).name)));
-  }
+  const auto missing = [&](std::uint64_t at) {
+    const std::string& name = published_name(parameter, at);
+    defect(ErrorCode::kNotFound,
+           fmt::format("tensor {} is missing ({})", name, nearest_sources(name)));
+  };
+  const auto wanted = selected_bytes(spec(parameter), selection);
+  if (!first_source_[parameter].has_value()) return missing(wanted.front().begin);
   const auto& pieces = feeds_[parameter].pieces;
   if (pieces.empty()) return;  // its form is a defect already
   std::vector<ByteRange> came;
@@ -212,8 +237,14 @@ void Account::match_parameter(ParameterIndex parameter) {
       came.push_back({piece.begin, piece.end});
     }
   }
-  const auto wanted = selected_bytes(spec(parameter), selection);
   if (came == wanted) return;
+  if (!spec(parameter).part_names.empty()) {
+    for (const ByteRange& range : wanted) {
+      std::uint64_t at = range.begin;
+      for (const ByteRange& here : came) at = here.begin <= at && at < here.end ? here.end : at;
+      if (at < range.end) return missing(at);
+    }
+  }
   defect(ErrorCode::kMismatch,
          fmt::format("tensor {}: the source has bytes {} of it, wanted are {}",
                      spec(parameter).name, ranges_text(came), ranges_text(wanted)));
@@ -222,6 +253,10 @@ void Account::match_parameter(ParameterIndex parameter) {
 Status Account::match_digests() {
   for (const auto& [name, digest] : options_.expected_digests) {
     const auto id = registry_.find_parameter(name);
+    if (!id.has_value() && registry_.find_published(name)) {
+      notes_.push_back(fmt::format("the expected digest of {} is of one expert: not checked", name));
+      continue;
+    }
     if (!id.has_value()) {
       return make_error(ErrorCode::kNotFound,
                         "an expected digest for {}, which is not a parameter of the live model "

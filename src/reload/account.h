@@ -31,9 +31,10 @@ class Account {
   using ParameterIndex = std::size_t;
   void match_source_tensor(std::size_t index);
   void match_unknown(const SourceTensor& tensor);
-  bool match_form(const SourceTensor& tensor, ParameterIndex parameter);
+  bool match_form(const SourceTensor& tensor, const storage::PublishedTensor& published);
   bool match_alias(std::size_t index, ParameterIndex parameter);
-  void match_rows(std::size_t index, ParameterIndex parameter);
+  void match_rows(std::size_t index, const storage::PublishedTensor& published);
+  const std::string& published_name(ParameterIndex parameter, std::uint64_t at) const;
   void match_parameter(ParameterIndex parameter);
   Status match_digests();
   void defect(ErrorCode code, std::string text);

@@ -112,12 +112,13 @@ Status FragmentStager::check_overlap(const PlacedFragment& placed, const Fragmen
 
 Result<PlacedFragment> FragmentStager::place(const Fragment& fragment,
                                              std::span<const std::byte> bytes) const {
-  const auto id = job_.registry.find_parameter(fragment.tensor);
-  if (!id.has_value() || job_.plan.feeds[id->index()].pieces.empty()) {
+  const auto found = job_.registry.find_published(fragment.tensor);
+  if (!found.has_value() || job_.plan.feeds[found->parameter.index()].pieces.empty()) {
     return unknown_tensor(job_.registry, fragment.tensor);
   }
-  const ParameterFeed& feed = job_.plan.feeds[id->index()];
-  const storage::ParameterSpec& parameter = spec(*id);
+  const ParameterId id = found->parameter;
+  const ParameterFeed& feed = job_.plan.feeds[id.index()];
+  const storage::ParameterSpec& parameter = spec(id);
   const tensor::DType from = feed.cast_from.value_or(parameter.dtype);
   if (feed.cast_from.has_value() && feed.expected.has_value()) {
     return make_error(ErrorCode::kUnsupported,
@@ -126,11 +127,12 @@ Result<PlacedFragment> FragmentStager::place(const Fragment& fragment,
                       fragment.tensor, feed.expected->to_hex(),
                       tensor::dtype_name(parameter.dtype));
   }
-  const std::uint64_t all = tensor::byte_size(from, parameter.shape).value();
+  const tensor::Shape& shape = job_.registry.published_shape(*found);
+  const std::uint64_t all = tensor::byte_size(from, shape).value();
   std::uint64_t begin = fragment.offset_bytes;
   if (fragment.rows.has_value()) {
     const RowRange rows = *fragment.rows;
-    const std::int64_t row_count = parameter.shape.rank() > 0 ? parameter.shape[0] : 1;
+    const std::int64_t row_count = shape.rank() > 0 ? shape[0] : 1;
     const std::uint64_t row_bytes = all / static_cast<std::uint64_t>(row_count);
     const bool inside = rows.begin >= 0 && rows.count > 0 && rows.begin < row_count &&
                         rows.count <= row_count - rows.begin;
@@ -151,12 +153,13 @@ Result<PlacedFragment> FragmentStager::place(const Fragment& fragment,
                       "of {}",
                       fragment.tensor, bytes.size(), begin, all, element);
   }
+  begin += all * static_cast<std::uint64_t>(found->row.value_or(0));
   const auto stored = [&](std::uint64_t at) { return at * bits(parameter.dtype) / bits(from); };
   const PlacedFragment placed{
-      .parameter = *id,
+      .parameter = id,
       .stored = {stored(begin), stored(begin + bytes.size())},
       .is_alias = feed.alias_source.has_value() && feed.alias_name == fragment.tensor};
-  if (!wants(*id, placed.stored)) {
+  if (!wants(id, placed.stored)) {
     return make_error(ErrorCode::kMismatch,
                       "tensor {}: bytes [{}, {}) are outside of the scope ({})", fragment.tensor,
                       placed.stored.begin, placed.stored.end, to_text(job_.plan.scope));
@@ -202,8 +205,7 @@ Status FragmentStager::take_stored(ParameterId id, std::uint64_t offset,
   HF_TRY(check_sane(spec(id), offset, bytes));
   arrivals_.note_value(id, bytes);
   if (const auto slot = spec(id).slot; slot.has_value()) {
-    std::memcpy(job_.staging.bytes(*slot).data() + spec(id).offset_bytes + offset, bytes.data(),
-                bytes.size());
+    HF_TRY(job_.staging.put(*slot, spec(id).offset_bytes + offset, bytes));
     // It may replace what came before.
     job_.staging.rewritten(*slot, spec(id).offset_bytes + offset);
     return {};

@@ -81,6 +81,7 @@ struct TinyOptions {
   std::int64_t experts = 3;
   std::int64_t big_rows = 0;  // adds a weight "big" of [rows, 64] bf16, so that chunks matter
   bool alias = false;         // "lm_head.weight" is another name of model.embed
+  bool parts = false;         // the experts' tensors are published one by one
 };
 
 // Defines slots of every class: weights that three parameters share, derived slots from transient

@@ -144,7 +144,25 @@ Status define_qkv(storage::Registry& registry, const std::string& prefix) {
   return {};
 }
 
-Status define_layer(storage::Registry& registry, const std::string& prefix, std::int64_t experts) {
+// A transient tensor of all experts [experts, width], perhaps published as one for each.
+Result<storage::ParameterId> bind_experts(storage::Registry& registry, const std::string& prefix,
+                                          const std::string& name, const Shape& shape,
+                                          bool parts) {
+  storage::ParameterSpec spec{.name = fmt::format("model.{}.experts.{}", prefix, name),
+                              .dtype = DType::kU8,
+                              .shape = shape,
+                              .slot = {},
+                              .expert_axis = true};
+  for (std::int64_t i = 0; parts && i < shape[0]; ++i) {
+    spec.part_names.push_back(fmt::format("model.{}.experts.{}.{}", prefix, i, name));
+    spec.part_shape = {shape[1]};
+  }
+  return registry.bind(std::move(spec));
+}
+
+Status define_layer(storage::Registry& registry, const std::string& prefix,
+                    const TinyOptions& options) {
+  const std::int64_t experts = options.experts;
   HF_TRY(define_qkv(registry, prefix));
   HF_ASSIGN(const auto sinks, derived(registry, prefix + ".sinks", DType::kF32, {kSinks}));
   HF_ASSIGN(const auto sinks_in, registry.bind({.name = "model." + prefix + ".sinks",
@@ -153,16 +171,10 @@ Status define_layer(storage::Registry& registry, const std::string& prefix, std:
                                                 .slot = {}}));
   HF_ASSIGN(const auto packed, derived(registry, prefix + ".experts.packed", DType::kU8,
                                        {experts, kBlockBytes + kScaleBytes}));
-  HF_ASSIGN(const auto blocks, registry.bind({.name = "model." + prefix + ".experts.gate_blocks",
-                                              .dtype = DType::kU8,
-                                              .shape = {experts, kBlockBytes},
-                                              .slot = {},
-                                              .expert_axis = true}));
-  HF_ASSIGN(const auto scales, registry.bind({.name = "model." + prefix + ".experts.gate_scales",
-                                              .dtype = DType::kU8,
-                                              .shape = {experts, kScaleBytes},
-                                              .slot = {},
-                                              .expert_axis = true}));
+  HF_ASSIGN(const auto blocks, bind_experts(registry, prefix, "gate_blocks",
+                                            {experts, kBlockBytes}, options.parts));
+  HF_ASSIGN(const auto scales, bind_experts(registry, prefix, "gate_scales",
+                                            {experts, kScaleBytes}, options.parts));
   HF_ASSIGN(const auto sums, derived(registry, prefix + ".experts.sums", DType::kI32, {experts}));
   // Before what it reads: the registry puts derivations in order.
   HF_TRY(registry.derive({.name = prefix + ".sums",
@@ -217,7 +229,7 @@ Status define_tiny(storage::Registry& registry, const TinyOptions& options) {
   }
   if (options.big_rows > 0) HF_TRY(bind_weight(registry, "big", {options.big_rows, 64}));
   for (std::int64_t layer = 0; layer < options.layers; ++layer) {
-    HF_TRY(define_layer(registry, fmt::format("layers.{}", layer), options.experts));
+    HF_TRY(define_layer(registry, fmt::format("layers.{}", layer), options));
   }
   HF_ASSIGN(const auto norm, derived(registry, "embed.norm", DType::kI64, {1}));
   HF_TRY(registry.derive({.name = "embed.norm",
@@ -248,7 +260,15 @@ std::vector<FakeTensor> draw_tensors(const storage::Registry& registry, std::uin
       if (is_scales(parameter)) byte &= 0x7F;
       tensor.bytes[i] = static_cast<std::byte>(byte);
     }
-    tensors.push_back(std::move(tensor));
+    if (parameter.part_names.empty()) tensors.push_back(std::move(tensor));
+    for (std::size_t row = 0; row < parameter.part_names.size(); ++row) {
+      const std::size_t bytes = tensor.bytes.size() / parameter.part_names.size();
+      const auto part = std::span(tensor.bytes).subspan(row * bytes, bytes);
+      tensors.push_back({.spec = {.name = parameter.part_names[row],
+                                  .dtype = parameter.dtype,
+                                  .shape = parameter.part_shape},
+                         .bytes = {part.begin(), part.end()}});
+    }
   }
   return tensors;
 }

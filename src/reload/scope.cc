@@ -105,9 +105,13 @@ Status Selector::add_experts() {
 
 Status Selector::add_names() {
   for (const std::string& name : scope_.parameters) {
-    const auto id = registry_.find_parameter(name);
-    if (id.has_value()) {
-      selection_.parameters[id->index()] = {.any = true, .rows = {}};
+    const auto found = registry_.find_published(name);
+    if (found.has_value() && found->row.has_value()) {
+      add_row(found->parameter.index(), *found->row);
+      continue;
+    }
+    if (found.has_value()) {
+      selection_.parameters[found->parameter.index()] = {.any = true, .rows = {}};
       continue;
     }
     std::vector<std::string> known;
@@ -241,10 +245,17 @@ class ScopedSource final : public Source {
       : inner_(std::move(inner)), text_(inner_->describe() + " (" + to_text(scope) + ")") {
     for (std::size_t i = 0; i < inner_->tensors().size(); ++i) {
       const SourceTensor& tensor = inner_->tensors()[i];
-      const auto id = registry.find_parameter(tensor.name);
+      const auto found = registry.find_published(tensor.name);
       // Unknown names stay: the plan says what is wrong with them.
       const ParameterSelection all{.any = true, .rows = {}};
-      const ParameterSelection& rows = id ? selection.parameters[id->index()] : all;
+      const ParameterSelection& rows = found ? selection.parameters[found->parameter.index()] : all;
+      if (found && found->row) {
+        const bool shown = rows.any && (rows.rows.empty() ||
+                                        std::binary_search(rows.rows.begin(), rows.rows.end(),
+                                                           *found->row));
+        if (shown) show(i, tensor, all);
+        continue;
+      }
       if (rows.any) show(i, tensor, rows);
     }
   }

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "reload/arrivals.h"
 #include "reload/derive.h"
+#include "reload/stage_far.h"
 
 namespace holdfast::reload {
 namespace {
@@ -52,6 +53,8 @@ class Stager {
   Arrivals arrivals_;
   std::vector<TransientBlock> transient_;
   std::vector<std::byte> chunk_;  // for casts and aliases; empty when the plan has none
+  // What is on its way where the host cannot write; empty when nothing goes that way.
+  std::vector<std::byte> passing_;
   // Of the derivation that runs now.
   std::vector<TransientInput> transient_inputs_;
   std::vector<TensorView> inputs_;
@@ -68,7 +71,11 @@ Stager::Stager(const StageJob& job) : job_(job), arrivals_(job.registry, job.pla
         return feed.cast_from.has_value() || feed.alias_source.has_value();
       });
   if (needs_chunk) chunk_.resize(kStageChunkBytes);
-  job.log.peak_host_bytes = most + chunk_.size();
+  const bool passes = !job.staging.direct() &&
+                      std::any_of(job.plan.copies.begin(), job.plan.copies.end(),
+                                  [&](const CopyStep& c) { return !is_plain_copy(job.plan, c); });
+  if (passes) passing_.resize(kStageChunkBytes);
+  job.log.peak_host_bytes = most + chunk_.size() + passing_.size();
 }
 
 // Reads stored bytes [offset, offset + to.size()) of a parameter, at most a chunk, from `piece`,
@@ -117,16 +124,20 @@ Status Stager::read(const Delivery& delivery, std::uint64_t offset, std::span<st
 
 Status Stager::copy(std::size_t copy_index) {
   const CopyStep& step = job_.plan.copies[copy_index];
-  const auto to = job_.staging.bytes(step.slot).subspan(step.offset_bytes, step.bytes);
+  const bool direct = job_.staging.direct();
   const Delivery delivery{.parameter = step.parameter,
                           .receipt = job_.receipts.of_copy(copy_index),
                           .receipt_origin = step.parameter_offset};
   // Recorded chunk by chunk: the digest goes on while the chunk is in the cache.
-  for (std::size_t done = 0; done < to.size();) {
-    const auto chunk = to.subspan(done, std::min(kStageChunkBytes, to.size() - done));
+  for (std::size_t done = 0; done < step.bytes;) {
+    const std::uint64_t at = step.offset_bytes + done;
+    const std::size_t bytes = std::min<std::uint64_t>(kStageChunkBytes, step.bytes - done);
+    const auto chunk = direct ? job_.staging.bytes(step.slot).subspan(at, bytes)
+                              : std::span(passing_).first(bytes);
     HF_TRY(read(delivery, step.parameter_offset + done, chunk));
-    HF_TRY(job_.staging.record(step.slot, step.offset_bytes + done, chunk.size()));
-    done += chunk.size();
+    if (!direct) HF_TRY(job_.staging.put(step.slot, at, chunk));
+    HF_TRY(job_.staging.record(step.slot, at, bytes));
+    done += bytes;
   }
   return {};
 }
@@ -177,7 +188,7 @@ void Stager::lay_out_inputs(std::size_t step_index) {
     const storage::ParameterSpec& spec = parameter(id);
     TensorView view{.address = nullptr, .dtype = spec.dtype, .shape = spec.shape};
     if (!step.from_source[i]) {
-      view.address = job_.staging.bytes(*spec.slot).data() + spec.offset_bytes;
+      view.address = job_.staging.view(*spec.slot).address + spec.offset_bytes;
       inputs_.push_back(view);
       continue;
     }
@@ -217,10 +228,15 @@ Status Stager::run() {
   for (std::size_t i = 0; i < job_.plan.feeds.size(); ++i) {
     HF_TRY(compare_alias(ParameterId{static_cast<std::uint32_t>(i)}));
   }
-  for (std::size_t i = 0; i < job_.plan.copies.size(); ++i) HF_TRY(copy(i));
+  for (std::size_t i = 0; i < job_.plan.copies.size(); ++i) {
+    const bool far = !job_.staging.direct() && is_plain_copy(job_.plan, job_.plan.copies[i]);
+    if (!far) HF_TRY(copy(i));
+  }
+  if (!job_.staging.direct()) HF_TRY(stage_far(job_, arrivals_));
   job_.log.wrote = true;
   HF_TRY(stage_constants(kept));
   for (std::size_t i = 0; i < job_.plan.derivations.size(); ++i) HF_TRY(derive(i));
+  HF_TRY(job_.staging.finish_writes());
   HF_TRY(job_.source.finish());
   HF_TRY(arrivals_.check_expected());
   job_.log.zeros = arrivals_.suspicious_zeros();
@@ -240,8 +256,11 @@ Status check_source(const storage::Registry& registry, const ReloadPlan& plan,
       const bool listed = piece.source_index < tensors.size();
       if (listed) {
         const SourceTensor& tensor = tensors[piece.source_index];
-        const auto id = registry.find_parameter(tensor.name);
-        if (id && id->index() == i && tensor.dtype == dtype && tensor.shape == spec.shape) continue;
+        const auto found = registry.find_published(tensor.name);
+        if (found && found->parameter.index() == i && tensor.dtype == dtype &&
+            tensor.shape == registry.published_shape(*found)) {
+          continue;
+        }
       }
       return make_error(ErrorCode::kMismatch,
                         "{} is not what the plan was made from ({}): its tensor {} is {}, expected "

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <unordered_set>
 #include <utility>
 
 #include "base/error.h"
@@ -162,15 +163,38 @@ Status Registry::check_range(const ParameterSpec& spec, std::size_t bytes) const
   return end > spec.offset_bytes ? Status(overlap(previous)) : Status();
 }
 
+Status Registry::check_parts(const ParameterSpec& spec) const {
+  if (spec.part_names.empty()) return {};
+  const auto rows = spec.shape.rank() > 0 ? spec.shape[0] : 0;
+  const std::int64_t elements = spec.part_shape.element_count();
+  if (static_cast<std::int64_t>(spec.part_names.size()) != rows ||
+      elements * rows != spec.shape.element_count()) {
+    return make_error(ErrorCode::kMismatch,
+                      "parameter {} of shape {} is published as {} parts of shape {}, expected one "
+                      "for each row",
+                      spec.name, spec.shape.to_string(), spec.part_names.size(),
+                      spec.part_shape.to_string());
+  }
+  std::unordered_set<std::string_view> names{spec.name};
+  for (const std::string& part : spec.part_names) {
+    if (!part.empty() && !find_published(part) && names.insert(part).second) continue;
+    return make_error(ErrorCode::kInvalidArgument, "parameter {}: the name of its part '{}' {}",
+                      spec.name, part, part.empty() ? "is empty" : "is taken");
+  }
+  return {};
+}
+
 Result<ParameterId> Registry::bind(ParameterSpec spec) {
   HF_TRY(check_building("parameter", spec.name));
   if (spec.name.empty()) {
     return make_error(ErrorCode::kInvalidArgument, "a parameter without a name");
   }
-  if (parameter_by_name_.contains(spec.name)) {
+  if (find_published(spec.name)) {
     return make_error(ErrorCode::kInvalidArgument, "parameter {} is bound twice", spec.name);
   }
-  if (parameters_.size() >= kMaxParameters) {
+  HF_TRY(check_parts(spec));
+  if (std::max(parameters_.size(), part_by_name_.size() + spec.part_names.size()) >=
+      kMaxParameters) {
     return make_error(ErrorCode::kResourceExhausted,
                       "parameter {}: a registry holds at most {} parameters", spec.name,
                       kMaxParameters);
@@ -196,6 +220,10 @@ Result<ParameterId> Registry::bind(ParameterSpec spec) {
                       spec.name, spec.offset_bytes);
   }
   parameter_by_name_.emplace(spec.name, id);
+  for (std::size_t row = 0; row < spec.part_names.size(); ++row) {
+    part_by_name_.emplace(spec.part_names[row],
+                          PublishedTensor{.parameter = id, .row = static_cast<std::int64_t>(row)});
+  }
   if (spec.layer < 0) spec.layer = layer_of_name(spec.name);
   parameters_.push_back(std::move(spec));
   return id;
@@ -214,10 +242,10 @@ Status Registry::bind_alias(std::string name, ParameterId parameter) {
                       "alias {}: parameter {} has no slot, so two arrivals could not be compared",
                       name, spec.name);
   }
-  if (const auto taken = find_parameter(name)) {
+  if (const auto taken = find_published(name)) {
     return make_error(ErrorCode::kInvalidArgument,
                       "alias {} of parameter {}: the name is taken by {}", name, spec.name,
-                      parameters_[taken->index()].name);
+                      parameters_[taken->parameter.index()].name);
   }
   parameter_by_name_.emplace(name, parameter);
   aliases_.push_back({.name = std::move(name), .parameter = parameter});

@@ -67,7 +67,8 @@ class Registry final : public device::AddressHome {
   Result<SlotId> define_constant(SlotSpec spec, std::vector<std::byte> value);
   // Errors: kInvalidArgument (duplicate or empty name, a shape of no elements, unknown slot, a slot
   // that is not kWeight, an offset without a slot), kMismatch (dtype differs from the slot's, range
-  // leaves the slot, overlaps another parameter's range), kResourceExhausted over kMaxParameters.
+  // leaves the slot, overlaps another parameter's range; parts that are not its rows),
+  // kResourceExhausted over kMaxParameters (parts count).
   Result<ParameterId> bind(ParameterSpec spec);
   // A second name for a parameter that has a slot. Errors: kInvalidArgument (empty name, a name
   // that is taken, an unknown or transient parameter).
@@ -104,6 +105,10 @@ class Registry final : public device::AddressHome {
   std::span<const ParameterSpec> parameters() const { return parameters_; }
   // By its own name or an alias.
   std::optional<ParameterId> find_parameter(std::string_view name) const;
+  // By any name that a publisher may use: those, and the names of parts.
+  std::optional<PublishedTensor> find_published(std::string_view name) const;
+  // The shape that a publisher gives the tensor: the parameter's, or that of its parts.
+  const tensor::Shape& published_shape(const PublishedTensor& tensor) const;
   std::span<const ParameterAlias> aliases() const { return aliases_; }
   // In dependency order once sealed.
   std::span<const Derivation> derivations() const { return derivations_; }
@@ -153,6 +158,7 @@ class Registry final : public device::AddressHome {
   Status check_spec(const SlotSpec& spec) const;
   Result<SlotId> add_slot(SlotSpec spec);
   Status check_range(const ParameterSpec& spec, std::size_t bytes) const;
+  Status check_parts(const ParameterSpec& spec) const;
   Status check_outputs(const Derivation& derivation) const;
   Status check_inputs(const Derivation& derivation) const;
   Status check_complete() const;
@@ -169,6 +175,7 @@ class Registry final : public device::AddressHome {
   std::vector<Derivation> derivations_;
   std::unordered_map<std::string, SlotId> slot_by_name_;
   std::unordered_map<std::string, ParameterId> parameter_by_name_;
+  std::unordered_map<std::string, PublishedTensor> part_by_name_;
   std::unordered_map<SlotId, std::vector<std::byte>> constant_values_;
   std::unordered_map<SlotId, std::map<std::size_t, ParameterId>> bound_;  // by offset in the slot
   std::unordered_map<SlotId, std::size_t> derivation_of_;  // index while building

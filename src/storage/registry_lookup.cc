@@ -31,6 +31,18 @@ std::optional<ParameterId> Registry::find_parameter(std::string_view name) const
   return found->second;
 }
 
+std::optional<PublishedTensor> Registry::find_published(std::string_view name) const {
+  if (const auto whole = find_parameter(name)) return PublishedTensor{.parameter = *whole};
+  const auto found = part_by_name_.find(std::string(name));
+  if (found == part_by_name_.end()) return std::nullopt;
+  return found->second;
+}
+
+const tensor::Shape& Registry::published_shape(const PublishedTensor& tensor) const {
+  const ParameterSpec& spec = parameters_[tensor.parameter.index()];
+  return tensor.row ? spec.part_shape : spec.shape;
+}
+
 tensor::TensorView Registry::view(SlotId id) const {
   HF_ASSERT(state_ == RegistryState::kSealed, "a slot has an address from seal to close");
   const Slot& found = slot(id);

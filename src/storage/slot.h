@@ -74,6 +74,16 @@ struct ParameterSpec {
   bool expert_axis = false;  // the first dimension is the expert
   // How the bytes are laid out; a source with another tag is refused.
   std::string layout = std::string(kCheckpointLayout);
+  // The published tensors that are one row of it each, in order, where no file has the whole: an
+  // expert's own "...experts.7.gate_proj.weight". As many as the first dimension, or none. `name`
+  // stays a name for all rows together.
+  std::vector<std::string> part_names = {};
+  tensor::Shape part_shape = {};  // of each of them; the elements of a row
+};
+// What a published name stands for: a parameter, or one row of it.
+struct PublishedTensor {
+  ParameterId parameter = {};
+  std::optional<std::int64_t> row = {};
 };
 // N of "...layers.N." or "layers.N" in a name; -1 when there is none.
 std::int64_t layer_of_name(std::string_view name);
