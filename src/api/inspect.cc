@@ -83,7 +83,7 @@ void add_account(const checkpoint::Account& account, InspectReport& report) {
 
 std::string describe_backend(const config::ModelConfig& config) {
   const Result<experts::ExpertsChoice> choice = experts::choose_experts_backend(
-      {.scheme = config.expert_scheme,
+      {.scheme = config.expert_format.scheme,
        .shape = {.expert_count = config.expert_count,
                  .experts_per_token = config.experts_per_token,
                  .hidden_size = config.hidden_size,
@@ -115,7 +115,7 @@ Result<InspectReport> inspect(const std::string& directory) {
   report.directory = directory;
   report.model_type = config.model_type;
   report.dialect = checkpoint->dialect().name();
-  report.scheme = config::expert_scheme_name(config.expert_scheme);
+  report.scheme = config::expert_scheme_name(config.expert_format.scheme);
   report.experts_backend = describe_backend(config);
   report.config = describe_config(config);
   add_tensors(*checkpoint, report);

@@ -101,7 +101,7 @@ TEST(Checkpoint, ExpectsThePublishedShapesOfGptOss20b) {
   config.kv_head_count = 8;
   config.vocab_size = 201088;
   config.expert_count = 32;
-  config.expert_scheme = config::ExpertScheme::kMxfp4;
+  config.expert_format.scheme = config::ExpertScheme::kMxfp4;
   const auto dialect = choose_dialect(config);
   ASSERT_TRUE(dialect.ok());
   std::map<std::string, std::string> shapes;

@@ -106,7 +106,7 @@ class GptOssBf16 final : public GptOssDialect {
 Result<std::unique_ptr<Dialect>> choose_dialect(const config::ModelConfig& config) {
   switch (config.architecture) {
     case config::Architecture::kGptOss:
-      if (config.expert_scheme == config::ExpertScheme::kMxfp4) {
+      if (config.expert_format.scheme == config::ExpertScheme::kMxfp4) {
         return std::unique_ptr<Dialect>(std::make_unique<GptOssMxfp4>());
       }
       return std::unique_ptr<Dialect>(std::make_unique<GptOssBf16>());
@@ -114,7 +114,7 @@ Result<std::unique_ptr<Dialect>> choose_dialect(const config::ModelConfig& confi
   return make_error(ErrorCode::kUnsupported, "no dialect for {} with {} experts; known are gpt_oss "
                     "with mxfp4 and with bf16",
                     config::architecture_name(config.architecture),
-                    config::expert_scheme_name(config.expert_scheme));
+                    config::expert_scheme_name(config.expert_format.scheme));
 }
 
 }  // namespace holdfast::checkpoint

@@ -214,7 +214,7 @@ Status cross_check(const JsonFields& fields, const ModelConfig& config) {
   HF_TRY(check_divides(fields, {"num_attention_heads", config.query_head_count},
                        {"num_key_value_heads", config.kv_head_count}));
   HF_TRY(check_divides(fields, {"head_dim", config.head_dim}, {"the rotated halves,", 2}));
-  if (config.expert_scheme == ExpertScheme::kMxfp4) {
+  if (config.expert_format.scheme == ExpertScheme::kMxfp4) {
     constexpr std::string_view kBlock = "the MXFP4 block,";
     HF_TRY(check_divides(fields, {"hidden_size", config.hidden_size}, {kBlock, tensor::kMxBlock}));
     HF_TRY(check_divides(fields, {"intermediate_size", config.intermediate_size},
@@ -248,7 +248,7 @@ Result<ModelConfig> parse_gpt_oss(const JsonFields& fields) {
   HF_ASSIGN(config.rope, parse_rope(fields));
   HF_ASSIGN(const auto limit, fields.optional_real("swiglu_limit", kSwigluLimit));
   if (limit) config.swiglu.limit = static_cast<float>(*limit);
-  HF_ASSIGN(config.expert_scheme, parse_scheme(fields));
+  HF_ASSIGN(config.expert_format.scheme, parse_scheme(fields));
   HF_TRY(check_fixed_options(fields));
   HF_TRY(cross_check(fields, config));
   return config;

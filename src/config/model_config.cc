@@ -93,7 +93,8 @@ std::vector<std::pair<std::string_view, std::string>> storage_fields(const Model
       {"swiglu alpha", text(config.swiglu.alpha)},
       {"swiglu beta", text(config.swiglu.beta)},
       {"swiglu_limit", text(config.swiglu.limit)},
-      {"expert scheme", text(expert_scheme_name(config.expert_scheme))},
+      {"expert scheme", text(expert_scheme_name(config.expert_format.scheme))},
+      {"expert format", to_text(config.expert_format)},
       {"layer_types", fmt::format("[{}]", fmt::join(kinds, ", "))},
   };
 }
@@ -111,14 +112,6 @@ std::string_view attention_kind_name(AttentionKind kind) {
   switch (kind) {
     case AttentionKind::kFull: return "full_attention";
     case AttentionKind::kSliding: return "sliding_attention";
-  }
-  return "unknown";
-}
-
-std::string_view expert_scheme_name(ExpertScheme scheme) {
-  switch (scheme) {
-    case ExpertScheme::kBF16: return "bf16";
-    case ExpertScheme::kMxfp4: return "mxfp4";
   }
   return "unknown";
 }

@@ -8,21 +8,18 @@
 #include <string_view>
 #include <vector>
 
+#include "config/expert_format.h"
 #include "holdfast/result.h"
 
 namespace holdfast::config {
 
 enum class Architecture : std::uint8_t { kGptOss };
 enum class AttentionKind : std::uint8_t { kFull, kSliding };
-// How the experts' weights are stored and served.
-enum class ExpertScheme : std::uint8_t { kBF16, kMxfp4 };
 
 // "gpt_oss", as in config.json's model_type.
 std::string_view architecture_name(Architecture architecture);
 // "sliding_attention", "full_attention", as in config.json's layer_types.
 std::string_view attention_kind_name(AttentionKind kind);
-// "bf16", "mxfp4".
-std::string_view expert_scheme_name(ExpertScheme scheme);
 
 // YaRN (semantics.md 4.4). factor 1 means no scaling.
 struct RopeConfig {
@@ -62,7 +59,7 @@ struct ModelConfig {
   double rms_norm_eps = 1e-5;
   RopeConfig rope;
   SwigluConfig swiglu;
-  ExpertScheme expert_scheme = ExpertScheme::kBF16;
+  ExpertFormat expert_format;
   std::vector<AttentionKind> layer_kinds;  // one per layer
   // Of generation_config.json where it states them, else of config.json; below vocab_size.
   std::vector<std::int32_t> eos_token_ids;

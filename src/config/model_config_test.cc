@@ -98,7 +98,7 @@ TEST(ModelConfig, ReadsThePublishedGptOss20b) {
   EXPECT_EQ(config->rms_norm_eps, 1e-5);
   EXPECT_EQ(config->rope, (RopeConfig{150000, 32, 32, 1, 4096, false}));
   EXPECT_EQ(config->swiglu, (SwigluConfig{1.702f, 1.0f, 7.0f}));
-  EXPECT_EQ(config->expert_scheme, ExpertScheme::kMxfp4);
+  EXPECT_EQ(config->expert_format.scheme, ExpertScheme::kMxfp4);
   ASSERT_EQ(config->layer_kinds.size(), 24u);
   EXPECT_EQ(config->layer_kinds[0], AttentionKind::kSliding);
   EXPECT_EQ(config->layer_kinds[23], AttentionKind::kFull);
@@ -112,13 +112,13 @@ TEST(ModelConfig, ReadsTheTinyModelsInBothSchemes) {
   const auto packed = parse_model_config(read_file(a + "config.json"),
                                          read_file(a + "generation_config.json"));
   ASSERT_TRUE(packed.ok()) << packed.error().message();
-  EXPECT_EQ(packed->expert_scheme, ExpertScheme::kMxfp4);
+  EXPECT_EQ(packed->expert_format.scheme, ExpertScheme::kMxfp4);
   EXPECT_EQ(packed->rope, (RopeConfig{150000, 4, 32, 1, 256, false}));
   EXPECT_THAT(packed->eos_token_ids, ElementsAre(1016, 1015, 1022));
   const std::string plain = HF_SOURCE_DIR "/tests/golden/gptoss-tiny-A-bf16/";
   const auto dense = parse_model_config(read_file(plain + "config.json"));
   ASSERT_TRUE(dense.ok()) << dense.error().message();
-  EXPECT_EQ(dense->expert_scheme, ExpertScheme::kBF16);
+  EXPECT_EQ(dense->expert_format.scheme, ExpertScheme::kBF16);
   EXPECT_THAT(dense->eos_token_ids, ElementsAre(1016));
   EXPECT_EQ(dense->bos_token_id, -1);
   const std::string b = HF_SOURCE_DIR "/models/gptoss-tiny-B/";
@@ -154,7 +154,7 @@ TEST(ModelConfig, FillsWhatTheArchitectureDefines) {
   EXPECT_EQ(config->swiglu.limit, 7.0f);
   EXPECT_TRUE(config->eos_token_ids.empty());
   EXPECT_EQ(config->pad_token_id, -1);
-  EXPECT_EQ(config->expert_scheme, ExpertScheme::kBF16);
+  EXPECT_EQ(config->expert_format.scheme, ExpertScheme::kBF16);
 }
 
 struct BadConfig {

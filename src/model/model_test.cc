@@ -83,7 +83,7 @@ config::ModelConfig small_config() {
   config.sliding_window = 8;
   config.max_positions = 128;
   config.rope = {.theta = 10000, .factor = 4, .original_max_positions = 32, .truncate = false};
-  config.expert_scheme = config::ExpertScheme::kMxfp4;
+  config.expert_format.scheme = config::ExpertScheme::kMxfp4;
   config.layer_kinds = {config::AttentionKind::kSliding, config::AttentionKind::kFull,
                         config::AttentionKind::kSliding};
   return config;

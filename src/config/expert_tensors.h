@@ -1,0 +1,58 @@
+// ExpertTensor: the published tensors of one layer's experts, by projection and role. The one place
+// that knows their names, dtypes and shapes: the checkpoint's account expects them, the experts
+// backends bind them. Pure functions; any thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "config/model_config.h"
+#include "tensor/dtype.h"
+#include "tensor/shape.h"
+
+namespace holdfast::config {
+
+enum class Projection : std::uint8_t {
+  kGate,    // [I, H]
+  kUp,      // [I, H]
+  kGateUp,  // fused, rows alternate gate and up: [2 I, H]
+  kDown,    // [H, I]
+};
+enum class TensorRole : std::uint8_t {
+  kWeight,       // values or codes
+  kScale,        // of groups, blocks, rows, or the whole
+  kGlobalScale,  // nvfp4: of the whole
+  kInputScale,   // of activations
+  kZeros,        // int4
+  kGroupIndex,   // int4 with act-order
+  kShape,        // compressed-tensors: [rows, columns], checked and not used
+  kBias,
+};
+const char* projection_name(Projection projection);  // "gate", "up", "gate_up", "down"
+const char* tensor_role_name(TensorRole role);       // "weight", "scale", ...
+
+struct ExpertTensor {
+  Projection projection = Projection::kGateUp;
+  TensorRole role = TensorRole::kWeight;
+  // Under the layer's experts ("model.layers.3.mlp.experts."). With per_expert it is the name for
+  // all experts together, and `prefix` + "7." + `suffix` that of expert 7's own tensor.
+  std::string name = {};
+  bool per_expert = false;  // published as one tensor for each expert
+  tensor::DType dtype = tensor::DType::kBF16;
+  tensor::Shape shape = {};  // of one expert's; rank 0 or [1] for a scalar, as published
+  bool input_major = false;  // [in, out] instead of [out, in]
+
+  // Of expert `expert`: "7.gate_proj.weight".
+  std::string part_name(std::int64_t expert) const;
+};
+
+// Every tensor of one layer's experts in `config`'s format, in a fixed order: projections as in the
+// enumeration, roles as in theirs. Errors: kUnsupported for a dialect and scheme that do not go
+// together, kInvalidArgument for dimensions that the format cannot hold (naming both).
+Result<std::vector<ExpertTensor>> expert_tensors(const ModelConfig& config);
+
+// "model.layers.3.mlp.experts" (gpt-oss, Qwen3-MoE), "model.layers.3.block_sparse_moe.experts".
+std::string experts_prefix(const ModelConfig& config, std::int64_t layer);
+
+}  // namespace holdfast::config
