@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 #include <type_traits>
 #include <vector>
@@ -71,6 +72,48 @@ TEST(Digest, ChangesWithOneBit) {
   bytes[63] = std::byte{1};
   EXPECT_NE(before, base::digest_of(bytes));
   EXPECT_EQ(before.to_hex().size(), 32u);
+}
+
+std::vector<std::byte> drawn_bytes(std::size_t count) {
+  std::vector<std::byte> bytes(count);
+  base::Rng rng(count);
+  for (std::byte& byte : bytes) byte = static_cast<std::byte>(rng.next_below(256));
+  return bytes;
+}
+
+TEST(TreeDigest, OfOneLeafIsThePlainOneAndOfMoreThatOfTheLeavesDigests) {
+  const auto bytes = drawn_bytes(2 * base::kDigestLeafBytes + 5);
+  const std::span all(bytes);
+  EXPECT_EQ(base::tree_digest_of({}), base::digest_of({}));
+  for (const std::size_t count : {std::size_t{1}, std::size_t{1000}, base::kDigestLeafBytes}) {
+    EXPECT_EQ(base::tree_digest_of(all.first(count)), base::digest_of(all.first(count)));
+  }
+  std::vector<std::byte> text;
+  for (std::size_t at = 0; at < bytes.size(); at += base::kDigestLeafBytes) {
+    const auto leaf = all.subspan(at, std::min(base::kDigestLeafBytes, bytes.size() - at));
+    const base::Digest digest = base::digest_of(leaf);
+    for (const std::uint64_t half : {digest.high, digest.low}) {
+      for (int shift = 56; shift >= 0; shift -= 8) text.push_back(std::byte(half >> shift & 0xFF));
+    }
+  }
+  EXPECT_EQ(base::tree_digest_of(all), base::digest_of(text));
+}
+
+TEST(TreeDigest, DoesNotDependOnWhereThePiecesWereCut) {
+  const auto bytes = drawn_bytes(5 * base::kDigestLeafBytes + 12345);
+  const std::span all(bytes);
+  base::Rng rng(3);
+  for (int round = 0; round < 50; ++round) {
+    const auto part = all.first(rng.next_below(bytes.size() + 1));
+    base::TreeDigestStream stream;
+    for (std::size_t at = 0; at < part.size();) {
+      const std::size_t most = rng.next_below(2) == 0 ? 200 : 3 * base::kDigestLeafBytes;
+      const std::size_t count = std::min<std::size_t>(1 + rng.next_below(most), part.size() - at);
+      stream.add(part.subspan(at, count));
+      at += count;
+    }
+    EXPECT_EQ(stream.digest(), base::tree_digest_of(part)) << part.size();
+  }
 }
 
 }  // namespace

@@ -6,11 +6,17 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "base/digest.h"
+#include "device/lanes.h"
 #include "device/manifest.h"
 #include "device/memory.h"
+#include "device/upload.h"
 #include "holdfast/result.h"
 
 namespace holdfast::device {
@@ -100,9 +106,21 @@ class Device {
   virtual MemoryUsage usage() const = 0;
   virtual void reset_peak() = 0;
 
-  // Host bytes into device memory and back; synchronous. Errors: kDevice.
+  // Host bytes into device memory and back, or from one place in it to another; synchronous.
+  // Errors: kDevice.
   virtual Status write(std::byte* to, const std::byte* from, std::size_t bytes) = 0;
   virtual Status read(std::byte* to, const std::byte* from, std::size_t bytes) = 0;
+  // Many writes at once. The device must outlive it. Errors: kResourceExhausted, kDevice.
+  virtual Result<std::unique_ptr<Upload>> create_upload();
+  // Swaps the contents of two ranges of device memory in one go, where the device can do that
+  // faster than reads and writes; else kUnsupported, and nothing is touched. Any other error
+  // leaves both ranges undefined. Errors: kDevice.
+  virtual Status swap(std::byte* a, std::byte* b, std::size_t bytes);
+  // The tree digest (base/digest.h) of each range, in bounded host memory. Errors: kDevice.
+  virtual Result<std::vector<base::Digest>> digests(std::span<const Memory> ranges);
+  // For each search the first element that is hit. Errors: kDevice.
+  virtual Result<std::vector<std::optional<std::size_t>>> find_lanes(
+      std::span<const LaneSearch> searches);
   // Whether the host may dereference device addresses (true on the CPU).
   virtual bool host_addressable() const = 0;
 

@@ -12,16 +12,17 @@ namespace {
 
 // One line for a slot that is not what its commit stamped; empty for one that is.
 Result<std::string> defect_of(const storage::Registry& registry, const storage::Slot& slot) {
-  storage::LiveBytes bytes(registry);
-  HF_ASSIGN(const auto live, bytes.of(slot.id));
-  const auto value = registry.constant_value(slot.id);
-  const base::Digest found = base::digest_of(live);
+  HF_ASSIGN(const base::Digest found, storage::live_digest(registry, slot.id));
   if (slot.digest != found) {
     return fmt::format("{} {} has digest {}, committed {}",
                        storage::slot_class_name(slot.spec.slot_class), slot.spec.name,
                        found.to_hex(), slot.digest ? slot.digest->to_hex() : "nothing");
   }
-  if (value.empty() || std::equal(live.begin(), live.end(), value.begin(), value.end())) {
+  const auto value = registry.constant_value(slot.id);
+  if (value.empty()) return std::string();
+  storage::LiveBytes bytes(registry);
+  HF_ASSIGN(const auto live, bytes.of(slot.id));
+  if (std::equal(live.begin(), live.end(), value.begin(), value.end())) {
     return std::string();
   }
   return fmt::format("constant {} is not its value", slot.spec.name);

@@ -16,9 +16,13 @@ Status check_sane(const storage::ParameterSpec& spec, std::uint64_t offset,
   if (!index.has_value()) return {};
   const std::uint64_t first =
       offset * 8 / static_cast<std::uint64_t>(tensor::dtype_bits(spec.dtype));
+  return insane_value(spec, first + *index);
+}
+
+Error insane_value(const storage::ParameterSpec& spec, std::uint64_t index) {
   return make_error(ErrorCode::kCorrupt, "tensor {} {} {}: element {} is {}", spec.name,
-                    tensor::dtype_name(spec.dtype), spec.shape.to_string(), first + *index,
-                    insanity_text(insanity));
+                    tensor::dtype_name(spec.dtype), spec.shape.to_string(), index,
+                    insanity_text(insanity_of(spec.name, spec.dtype)));
 }
 
 Status compare_digests(const std::string& tensor, base::Digest found, base::Digest expected) {
@@ -65,6 +69,11 @@ void Arrivals::note_value(storage::ParameterId id, std::span<const std::byte> by
   progress.nonzero = progress.nonzero || !all_zero(bytes);
 }
 
+void Arrivals::note_zero(storage::ParameterId id, bool zero) {
+  progress_[id.index()].came = true;
+  progress_[id.index()].nonzero |= !zero;
+}
+
 Status Arrivals::check_expected() const {
   for (std::size_t i = 0; i < progress_.size(); ++i) {
     if (!progress_[i].digest.has_value()) continue;
@@ -78,10 +87,16 @@ Status Arrivals::check_expected() const {
 // as such: the warning is then one too few, and the read fails where it matters.
 bool Arrivals::was_zero(const storage::ParameterSpec& spec) const {
   if (registry_.device().host_addressable()) return true;
+  constexpr std::uint64_t kPieceBytes = std::uint64_t{4} << 20;
   storage::LiveBytes live(registry_);
-  const auto bytes =
-      live.of(*spec.slot, spec.offset_bytes, tensor::byte_size(spec.dtype, spec.shape).value());
-  return !bytes.ok() || all_zero(*bytes);
+  const std::uint64_t bytes = tensor::byte_size(spec.dtype, spec.shape).value();
+  for (std::uint64_t done = 0; done < bytes; done += kPieceBytes) {
+    const auto piece =
+        live.of(*spec.slot, spec.offset_bytes + done, std::min(kPieceBytes, bytes - done));
+    if (!piece.ok()) return true;
+    if (!all_zero(*piece)) return false;
+  }
+  return true;
 }
 
 std::vector<storage::ParameterId> Arrivals::suspicious_zeros() const {

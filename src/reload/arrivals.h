@@ -19,6 +19,8 @@ namespace holdfast::reload {
 // parameter and hold whole elements, hold a value that arithmetic cannot use.
 Status check_sane(const storage::ParameterSpec& spec, std::uint64_t offset,
                   std::span<const std::byte> bytes);
+// That error for element `index` of the parameter.
+Error insane_value(const storage::ParameterSpec& spec, std::uint64_t index);
 // Errors: kCorrupt naming tensor and both digests when they differ.
 Status compare_digests(const std::string& tensor, base::Digest found, base::Digest expected);
 bool all_zero(std::span<const std::byte> bytes);
@@ -33,6 +35,8 @@ class Arrivals {
   void note_source(storage::ParameterId id, std::uint64_t offset, std::span<const std::byte> bytes);
   // Bytes as they are stored.
   void note_value(storage::ParameterId id, std::span<const std::byte> bytes);
+  // The same for whoever has looked already.
+  void note_zero(storage::ParameterId id, bool zero);
 
   // Errors: kCorrupt naming tensor and both digests.
   Status check_expected() const;

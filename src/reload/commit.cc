@@ -37,6 +37,14 @@ std::optional<CommitFailure> swap_bytes(StagedArena& staged, std::span<std::byte
   device::Device& device = staged.arena->device();
   const device::Memory live = staged.arena->memory();
   std::byte* const next = staged.backing.memory().address;
+  if (!device.host_addressable()) {
+    const Status swapped = device.swap(live.address, next, live.bytes);
+    if (swapped.ok()) return std::nullopt;
+    // How far it came is not known.
+    if (swapped.error().code() != ErrorCode::kUnsupported) {
+      return CommitFailure{swapped.error(), false};
+    }
+  }
   for (std::size_t done = 0; done < live.bytes;) {
     const std::size_t bytes = std::min(block.size(), live.bytes - done);
     auto failure = swap_block(device, live.address + done, next + done, block.first(bytes));

@@ -26,14 +26,42 @@ std::optional<storage::SlotId> stale_input(const DeriveTarget& target,
   return std::nullopt;
 }
 
-Status run(const DeriveTarget& target, const storage::Derivation& derivation, std::int64_t slice,
-           std::span<const TensorView> inputs) {
+// What a derivation computes with: views that the host can follow, and the memory of those that
+// stand in for a device's.
+struct HostViews {
+  std::vector<TensorView> inputs;
   std::vector<TensorView> outputs;
+  std::vector<std::vector<std::byte>> buffers;  // their bytes stay where they are
+};
+
+Result<HostViews> host_views(const DeriveTarget& target, std::span<const TensorView> inputs,
+                             std::span<const TensorView> outputs) {
+  HostViews host{.inputs = {inputs.begin(), inputs.end()},
+                 .outputs = {outputs.begin(), outputs.end()},
+                 .buffers = {}};
+  if (target.staging.direct()) return host;
+  for (TensorView& input : host.inputs) {
+    if (!target.staging.holds(input)) continue;
+    HF_TRY(target.staging.get(input, host.buffers.emplace_back()));
+    input.address = host.buffers.back().data();
+  }
+  for (TensorView& output : host.outputs) {
+    host.buffers.emplace_back(output.bytes(), device::kPoisonByte);
+    output.address = host.buffers.back().data();
+  }
+  return host;
+}
+
+Status run(const DeriveTarget& target, const storage::Derivation& derivation, std::int64_t slice,
+           std::span<const TensorView> staged_inputs) {
+  std::vector<TensorView> staged;
   for (const storage::SlotId id : derivation.outputs) {
     const TensorView whole = target.staging.view(id);
-    outputs.push_back(derivation.slice_count > 1 ? whole.rows(slice, 1) : whole);
+    staged.push_back(derivation.slice_count > 1 ? whole.rows(slice, 1) : whole);
   }
-  if (target.staging.live()) {
+  HF_ASSIGN(const HostViews host, host_views(target, staged_inputs, staged));
+  const auto& [inputs, outputs, buffers] = host;
+  if (target.staging.live() && target.staging.direct()) {
     // What lies there is the previous generation; staging starts as poison.
     for (const TensorView& output : outputs) {
       std::memset(output.address, static_cast<int>(device::kPoisonByte), output.bytes());
@@ -49,10 +77,13 @@ Status run(const DeriveTarget& target, const storage::Derivation& derivation, st
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const storage::SlotId id = derivation.outputs[i];
     const auto offset =
-        static_cast<std::uint64_t>(outputs[i].address - target.staging.bytes(id).data());
+        static_cast<std::uint64_t>(staged[i].address - target.staging.view(id).address);
     if (unwritten.has_value() && unwritten->output_index == i) {
       return make_error(ErrorCode::kCorrupt, "byte {} of slot {} was left unwritten",
                         offset + unwritten->byte, target.registry.slot(id).spec.name);
+    }
+    if (!target.staging.direct()) {
+      HF_TRY(target.staging.put(id, offset, outputs[i].const_span()));
     }
     HF_TRY(target.staging.record(id, offset, outputs[i].bytes()));
   }

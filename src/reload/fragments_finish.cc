@@ -32,11 +32,12 @@ Status FragmentStager::check_digest(ParameterId id) const {
   const auto expected = job_.plan.feeds[id.index()].expected;
   if (!expected.has_value()) return {};
   const storage::ParameterSpec& parameter = spec(id);
-  const base::Digest found =
-      parameter.slot.has_value()
-          ? base::digest_of(job_.staging.bytes(*parameter.slot)
-                                .subspan(parameter.offset_bytes, parameter_bytes(id)))
-          : digest_of_transient(id);
+  if (!parameter.slot.has_value()) {
+    return compare_digests(parameter.name, digest_of_transient(id), *expected);
+  }
+  HF_ASSIGN(const base::Digest found,
+            job_.staging.plain_digest(*parameter.slot, parameter.offset_bytes,
+                                      parameter_bytes(id)));
   return compare_digests(parameter.name, found, *expected);
 }
 
@@ -79,7 +80,7 @@ Status FragmentStager::run_slice(Waiting& waiting, std::int64_t slice, device::S
     const storage::ParameterSpec& parameter = spec(std::get<ParameterId>(of.inputs[input]));
     TensorView view{.address = nullptr, .dtype = parameter.dtype, .shape = parameter.shape};
     if (parameter.slot.has_value()) {
-      view.address = job_.staging.bytes(*parameter.slot).data() + parameter.offset_bytes;
+      view.address = job_.staging.view(*parameter.slot).address + parameter.offset_bytes;
       used_.insert(*parameter.slot);
       inputs.push_back(view);
       continue;
@@ -133,9 +134,9 @@ Status FragmentStager::check_aliases() const {
   for (std::size_t i = 0; i < progress_.size(); ++i) {
     if (!job_.plan.feeds[i].alias_source.has_value()) continue;
     const storage::ParameterSpec& parameter = job_.registry.parameters()[i];
-    const base::Digest one = base::digest_of(job_.staging.bytes(*parameter.slot)
-                                                 .subspan(parameter.offset_bytes,
-                                                          progress_[i].alias.size()));
+    HF_ASSIGN(const base::Digest one,
+              job_.staging.plain_digest(*parameter.slot, parameter.offset_bytes,
+                                        progress_[i].alias.size()));
     const base::Digest other = base::digest_of(progress_[i].alias);
     if (one == other) continue;
     return make_error(ErrorCode::kMismatch,
@@ -166,6 +167,7 @@ Status FragmentStager::finish(device::Stream& stream) {
     const ParameterId id{static_cast<std::uint32_t>(i)};
     if (spec(id).slot.has_value()) HF_TRY(check_digest(id));
   }
+  HF_TRY(job_.staging.finish_writes());
   job_.log.zeros = arrivals_.suspicious_zeros();
   return {};
 }

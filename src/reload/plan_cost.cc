@@ -3,7 +3,7 @@
 
 #include "base/error.h"
 #include "reload/plan.h"
-#include "reload/stager.h"
+#include "reload/stage_far.h"
 
 namespace holdfast::reload {
 namespace {
@@ -46,6 +46,11 @@ StrategyCost cost_of(CommitStrategy strategy, std::uint64_t arena_bytes, std::si
 bool any_cast(const ReloadPlan& plan) {
   return std::any_of(plan.feeds.begin(), plan.feeds.end(),
                      [](const ParameterFeed& feed) { return feed.cast_from.has_value(); });
+}
+
+bool any_passing(const ReloadPlan& plan) {
+  return std::any_of(plan.copies.begin(), plan.copies.end(),
+                     [&](const CopyStep& step) { return !is_plain_copy(plan, step); });
 }
 
 // Buffers for fragments that come in the worst order: every transient input and alias whole.
@@ -109,9 +114,11 @@ Status declare_cost(const storage::Registry& registry, const PlanOptions& option
   if (any_alias(plan)) plan.peak_host_bytes += kStageChunkBytes;
   plan.peak_host_bytes_pushed = pushed_bytes(registry, plan);
   if (options.pushed) plan.peak_host_bytes = plan.peak_host_bytes_pushed;
-  // Where the host cannot write the staging, an image of it stands in until the upload.
-  const bool direct = registry.device().host_addressable();
-  if (!direct) plan.peak_host_bytes += arena_bytes;
+  // Where the host cannot write the staging, what is cast or digested in order passes through one
+  // more chunk. (The ring of the uploads is the device's own, as long as that lives.)
+  if (!registry.device().host_addressable() && !options.pushed && any_passing(plan)) {
+    plan.peak_host_bytes += kStageChunkBytes;
+  }
   for (std::size_t i = 0; i < kCommitStrategies.size(); ++i) {
     plan.costs[i] = cost_of(kCommitStrategies[i], arena_bytes, arenas.size(), options, plan);
   }
@@ -121,13 +128,7 @@ Status declare_cost(const storage::Registry& registry, const PlanOptions& option
                       "could be read then: use remap or copy",
                       plan.source);
   }
-  if (!direct && options.strategy == CommitStrategy::kStream) {
-    return make_error(ErrorCode::kUnsupported,
-                      "{}: stream writes the source into live slots, which the host cannot on {}: "
-                      "use remap or copy",
-                      plan.source, registry.device().name());
-  }
-  const bool streams = direct && !options.pushed && plan.peak_host_bytes <= kMaxStreamBufferBytes;
+  const bool streams = !options.pushed && plan.peak_host_bytes <= kMaxStreamBufferBytes;
   const std::span<const StrategyCost> usable(plan.costs.data(), plan.costs.size() - !streams);
   plan.strategy_was_chosen = !options.strategy.has_value();
   if (options.strategy.has_value()) {

@@ -7,6 +7,7 @@
 #include <span>
 #include <string_view>
 
+#include "device/lanes.h"
 #include "tensor/dtype.h"
 
 namespace holdfast::reload {
@@ -26,6 +27,9 @@ enum class Insanity : std::uint8_t {
 Insanity insanity_of(std::string_view name, tensor::DType dtype);
 // "NaN or infinity", "the e8m0 NaN 0xFF", ...
 std::string_view insanity_text(Insanity insanity);
+
+// The same as a test that a device can make; that of kNone hits nothing.
+device::LaneTest lane_test_of(Insanity insanity);
 
 // The index of the first element of `bytes` that is insane. `bytes` starts at an element; a last
 // incomplete element is ignored.

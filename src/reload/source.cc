@@ -28,6 +28,9 @@ class CheckpointSource final : public Source {
     return located.file->read(*located.entry, offset, to);
   }
 
+  // A positioned read of the file into the caller's memory.
+  bool reads_concurrently() const override { return true; }
+
   Status finish() override {
     for (const auto& file : checkpoint_->files()) HF_TRY(file->check_unchanged());
     return {};

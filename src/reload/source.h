@@ -1,4 +1,5 @@
-// Source: where a transaction's bytes come from. Read by one staging thread.
+// Source: where a transaction's bytes come from. Read by one staging thread, or by several if it
+// says that it can be.
 #pragma once
 
 #include <cstdint>
@@ -45,6 +46,11 @@ class Source {
   virtual std::span<const SourceTensor> tensors() const = 0;
   // Copies bytes [offset, offset + to.size()) of tensor `index`. Errors: kIo, kCorrupt.
   virtual Status read(std::size_t index, std::uint64_t offset, std::span<std::byte> to) = 0;
+  // Whether several threads may read at once.
+  virtual bool reads_concurrently() const { return false; }
+  // Where all bytes of the tensor lie, and stay until the transaction has ended, if the source has
+  // them in memory: a device may then fetch them there. Else empty.
+  virtual std::span<const std::byte> memory(std::size_t) const { return {}; }
   // Called when all has been read: whether what was read is still what was promised (a file
   // replaced or truncated meanwhile is an error).
   virtual Status finish() = 0;

@@ -1,6 +1,4 @@
 // The parts of staging that need no source: what is preserved, and constants.
-#include <algorithm>
-#include <cstring>
 #include <set>
 
 #include "base/digest.h"
@@ -14,7 +12,7 @@ namespace {
 // Preserving bytes that are no longer what was committed would make the damage permanent.
 Status check_live_digest(const storage::Registry& registry, storage::SlotId id) {
   const storage::Slot& slot = registry.slot(id);
-  HF_ASSIGN(const base::Digest found, storage::LiveBytes(registry).digest(id));
+  HF_ASSIGN(const base::Digest found, storage::live_digest(registry, id));
   if (slot.digest.has_value() && *slot.digest == found) return {};
   return make_error(ErrorCode::kCorrupt,
                     "slot {} is to be preserved and has digest {}, the commit of epoch {} stamped "
@@ -34,16 +32,13 @@ std::span<const std::byte> constant_bytes(const StageTarget& target, storage::Sl
 
 Status stage_preserved(const StageTarget& target) {
   std::set<storage::SlotId> checked;
-  storage::LiveBytes live(target.registry);
   for (const PreserveStep& step : target.plan.preserved) {
     HF_TRY(target.guard.check("staging"));
     if (checked.insert(step.slot).second) {
       HF_TRY(check_live_digest(target.registry, step.slot));
     }
     if (!target.staging.live()) {
-      HF_ASSIGN(const auto from, live.of(step.slot, step.offset_bytes, step.bytes));
-      std::memcpy(target.staging.bytes(step.slot).data() + step.offset_bytes, from.data(),
-                  from.size());
+      HF_TRY(target.staging.put_live(step.slot, step.offset_bytes, step.bytes));
     }
     HF_TRY(target.staging.record(step.slot, step.offset_bytes, step.bytes));
   }
@@ -55,14 +50,13 @@ Status stage_constants(const StageTarget& target) {
     const storage::Slot& slot = target.registry.slot(id);
     if (slot.spec.slot_class != storage::SlotClass::kConstant) continue;
     const auto value = constant_bytes(target, id);
-    const auto to = target.staging.bytes(id);
-    if (value.size() != to.size()) {
+    if (value.size() != slot.range.bytes) {
       return make_error(ErrorCode::kFailedPrecondition,
                         "constant slot {} has {} bytes and a value of {}: define it with "
                         "define_constant",
-                        slot.spec.name, to.size(), value.size());
+                        slot.spec.name, slot.range.bytes, value.size());
     }
-    std::memcpy(to.data(), value.data(), value.size());
+    HF_TRY(target.staging.put(id, 0, value));
     HF_TRY(target.staging.record(id, 0, value.size()));
   }
   return {};

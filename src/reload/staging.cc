@@ -21,12 +21,9 @@ Result<std::unique_ptr<Staging>> Staging::create(const storage::Registry& regist
     StagedArena& staged = staging->arenas_.emplace_back();
     staged.arena = arena;
     staged.backing = std::move(backing).value();
-    if (!arena->device().host_addressable()) {
-      staged.image.assign(arena->memory().bytes, device::kPoisonByte);
-    }
   }
   staging->place_slots();
-  staging->zero_padding();
+  HF_TRY(staging->zero_padding());
   return staging;
 }
 
@@ -42,24 +39,79 @@ std::unique_ptr<Staging> Staging::create_live(const storage::Registry& registry,
   return staging;
 }
 
-std::byte* Staging::target_of(StagedArena& arena) const {
-  if (live_) return arena.arena->memory().address;
-  return arena.image.empty() ? arena.backing.memory().address : arena.image.data();
+std::byte* Staging::target_of(const StagedArena& arena) const {
+  return live_ ? arena.arena->memory().address : arena.backing.memory().address;
 }
 
-Status Staging::upload(const StageGuard& guard) {
-  constexpr std::size_t kUploadBytes = std::size_t{64} << 20;  // between two looks at the guard
-  for (StagedArena& staged : arenas_) {
-    const std::span<const std::byte> image = staged.image;
-    for (std::size_t done = 0; done < image.size(); done += kUploadBytes) {
-      HF_TRY(guard.check("uploading"));
-      const auto part = image.subspan(done, std::min(kUploadBytes, image.size() - done));
-      HF_TRY(staged.arena->device().write(staged.backing.memory().address + done, part.data(),
-                                          part.size()));
-    }
-    staged.image = std::vector<std::byte>();
+Result<device::Upload*> Staging::upload() {
+  HF_ASSERT(!direct(), "the host writes the target itself");
+  if (upload_ == nullptr) {
+    HF_ASSIGN(upload_, registry_.device().create_upload());
+  }
+  return upload_.get();
+}
+
+Status Staging::finish_writes() { return upload_ == nullptr ? Status() : upload_->finish(); }
+
+Status Staging::put(storage::SlotId id, std::uint64_t offset, std::span<const std::byte> from) {
+  if (direct()) {
+    std::memcpy(bytes(id).data() + offset, from.data(), from.size());
+    return {};
+  }
+  return send(view(id).address + offset, from);
+}
+
+// Through blocks, so that the caller's bytes may change at once.
+Status Staging::send(std::byte* to, std::span<const std::byte> from) {
+  HF_ASSIGN(device::Upload* const way, upload());
+  for (std::size_t done = 0; done < from.size();) {
+    HF_ASSIGN(const device::UploadBlock block, way->take());
+    const auto piece = from.subspan(done, std::min(block.bytes.size(), from.size() - done));
+    std::memcpy(block.bytes.data(), piece.data(), piece.size());
+    HF_TRY(way->send(block, to + done, piece.size()));
+    done += piece.size();
   }
   return {};
+}
+
+Status Staging::put_live(storage::SlotId id, std::uint64_t offset, std::uint64_t bytes) {
+  return registry_.device().write(view(id).address + offset, registry_.view(id).address + offset,
+                                  bytes);
+}
+
+Result<std::span<const std::byte>> Staging::get(const tensor::TensorView& staged,
+                                                std::vector<std::byte>& buffer) {
+  if (direct()) return staged.const_span();
+  HF_TRY(finish_writes());
+  buffer.resize(staged.bytes());
+  HF_TRY(registry_.device().read(buffer.data(), staged.address, buffer.size()));
+  return std::span<const std::byte>(buffer);
+}
+
+bool Staging::holds(const tensor::TensorView& view) const {
+  return std::any_of(arenas_.begin(), arenas_.end(), [&](const StagedArena& staged) {
+    const device::AddressRange range{reinterpret_cast<std::uintptr_t>(target_of(staged)),
+                                     staged.arena->memory().bytes};
+    return range.contains({reinterpret_cast<std::uintptr_t>(view.address), view.bytes()});
+  });
+}
+
+Result<base::Digest> Staging::plain_digest(storage::SlotId id, std::uint64_t offset,
+                                           std::uint64_t bytes) {
+  constexpr std::uint64_t kPieceBytes = std::uint64_t{4} << 20;
+  if (direct()) return base::digest_of(this->bytes(id).subspan(offset, bytes));
+  base::DigestStream digest;
+  std::vector<std::byte> buffer;
+  for (std::uint64_t done = 0; done < bytes;) {
+    const std::uint64_t count = std::min(kPieceBytes, bytes - done);
+    const tensor::TensorView piece{.address = view(id).address + offset + done,
+                                   .dtype = tensor::DType::kU8,
+                                   .shape = {static_cast<std::int64_t>(count)}};
+    HF_ASSIGN(const auto found, get(piece, buffer));
+    digest.add(found);
+    done += count;
+  }
+  return digest.digest();
 }
 
 void Staging::place_slots() {
@@ -97,10 +149,18 @@ void Staging::find_padding(std::size_t arena_index, std::vector<device::AddressR
   pad_until(base + memory.bytes);
 }
 
-void Staging::zero_padding() {
+Status Staging::zero_padding() {
+  std::vector<std::byte> zeros;
   for (const Padding& padding : padding_) {
-    std::memset(target_of(arenas_[padding.arena_index]) + padding.offset, 0, padding.bytes);
+    std::byte* const to = target_of(arenas_[padding.arena_index]) + padding.offset;
+    if (direct()) {
+      std::memset(to, 0, padding.bytes);
+      continue;
+    }
+    zeros.resize(std::max(zeros.size(), padding.bytes));
+    HF_TRY(send(to, std::span(zeros).first(padding.bytes)));
   }
+  return {};
 }
 
 Status Staging::check_live_padding() const {
@@ -134,6 +194,11 @@ tensor::TensorView Staging::view(storage::SlotId id) const {
   return {.address = address, .dtype = spec.dtype, .shape = spec.shape};
 }
 
+std::span<std::byte> Staging::bytes(storage::SlotId id) const {
+  HF_ASSERT(direct(), "the host cannot look into this staging");
+  return view(id).span();
+}
+
 Status Staging::record(storage::SlotId id, std::uint64_t offset, std::uint64_t bytes) {
   const storage::Slot& slot = registry_.slot(id);
   Progress& progress = progress_[id.index()];
@@ -153,13 +218,13 @@ Status Staging::record(storage::SlotId id, std::uint64_t offset, std::uint64_t b
 // Digests what was written from the slot's beginning on, as far as there is no hole.
 void Staging::digest_on(storage::SlotId id) {
   Progress& progress = progress_[id.index()];
-  if (progress.digest_at_end) return;
+  if (progress.digest_at_end || !direct()) return;
   const std::span<const std::byte> all = bytes(id);
   const auto hole = progress.written.first_hole(all.size());
   const std::uint64_t end = hole ? hole->begin : all.size();
   if (end == progress.digested) return;
   if (progress.digested == 0 && !hole) {
-    progress.digest = base::digest_of(all);
+    progress.digest = base::tree_digest_of(all);
   } else {
     if (!progress.stream) progress.stream.emplace();
     progress.stream->add(all.subspan(progress.digested, end - progress.digested));
@@ -171,16 +236,32 @@ void Staging::digest_on(storage::SlotId id) {
 
 void Staging::rewritten(storage::SlotId id, std::uint64_t offset) {
   Progress& progress = progress_[id.index()];
-  if (offset >= progress.digested) return;
+  if (direct() && offset >= progress.digested) return;
   progress.digest_at_end = true;
   progress.stream.reset();
   progress.digest.reset();
 }
 
+Status Staging::take_digests() {
+  HF_TRY(finish_writes());
+  std::vector<storage::SlotId> missing;
+  std::vector<device::Memory> ranges;
+  for (const storage::SlotId id : slots_) {
+    if (!fresh(id) || progress_[id.index()].digest) continue;
+    missing.push_back(id);
+    ranges.push_back({view(id).address, view(id).bytes()});
+  }
+  if (missing.empty()) return {};
+  HF_ASSIGN(const auto digests, registry_.device().digests(ranges));
+  for (std::size_t i = 0; i < missing.size(); ++i) progress_[missing[i].index()].digest = digests[i];
+  return {};
+}
+
 base::Digest Staging::digest(storage::SlotId id) const {
   HF_ASSERT(fresh(id), "the digest of a slot that is not complete");
   const auto& known = progress_[id.index()].digest;
-  return known ? *known : base::digest_of(bytes(id));
+  HF_ASSERT(known || direct(), "take_digests comes first");
+  return known ? *known : base::tree_digest_of(bytes(id));
 }
 
 bool Staging::fresh(storage::SlotId id) const {

@@ -1,8 +1,9 @@
 // Staging: the next content of every versioned arena, in backing of its own, with an account of
 // which bytes of which slot were written in this generation. It starts as poison, so that a byte
-// that nobody wrote is a known value and never a stranger's data. Each slot's digest grows with it,
-// while its bytes are in the cache. Owned by a Transaction; one staging thread, then the engine
-// thread.
+// that nobody wrote is a known value and never a stranger's data. Where the host can write it, each
+// slot's digest grows with it, while its bytes are in the cache; elsewhere bytes go there by an
+// Upload, and the device takes the digests. Owned by a Transaction; one staging thread, then the
+// engine thread.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +17,6 @@
 #include "base/digest.h"
 #include "device/arena.h"
 #include "holdfast/result.h"
-#include "reload/guard.h"
 #include "reload/intervals.h"
 #include "storage/registry.h"
 #include "tensor/tensor_view.h"
@@ -28,8 +28,6 @@ struct StagedArena {
   device::Arena* arena = nullptr;
   device::Backing backing;
   device::Protection protection_before = device::Protection::kReadOnly;  // set by a commit
-  // What the backing will hold, where the host cannot write it; empty otherwise, and once uploaded.
-  std::vector<std::byte> image = {};
 };
 
 class Staging {
@@ -40,15 +38,35 @@ class Staging {
   static Result<std::unique_ptr<Staging>> create(const storage::Registry& registry,
                                                  std::uint64_t generation);
 
-  // The live slots themselves as the target, for a commit that streams: nothing is allocated, and
-  // the caller makes the arenas writable.
+  // The live slots themselves as the target, for a commit that streams: no device memory is
+  // allocated, and the caller makes the arenas writable.
   static std::unique_ptr<Staging> create_live(const storage::Registry& registry,
                                               std::uint64_t generation);
   bool live() const { return live_; }
 
-  // Where a versioned slot's next bytes lie, for the host. Asserts that the slot is versioned.
+  // Whether the host can write the target where it lies.
+  bool direct() const { return registry_.device().host_addressable(); }
+
+  // Where a versioned slot's next bytes lie. Asserts that the slot is versioned.
   tensor::TensorView view(storage::SlotId id) const;
-  std::span<std::byte> bytes(storage::SlotId id) const { return view(id).span(); }
+  // The same for the host. Asserts direct().
+  std::span<std::byte> bytes(storage::SlotId id) const;
+  // Puts bytes of the host there, which may be reused on return, or the slot's own live bytes.
+  // Neither records. Errors: kDevice.
+  Status put(storage::SlotId id, std::uint64_t offset, std::span<const std::byte> from);
+  Status put_live(storage::SlotId id, std::uint64_t offset, std::uint64_t bytes);
+  // What was put there, for the host: in place, or in `buffer`. Waits for what is under way.
+  // Errors: kDevice.
+  Result<std::span<const std::byte>> get(const tensor::TensorView& staged,
+                                         std::vector<std::byte>& buffer);
+  // Whether a view lies in the target, and not somewhere else in the host's memory.
+  bool holds(const tensor::TensorView& view) const;
+  // The plain digest of a part of a slot. Errors: kDevice.
+  Result<base::Digest> plain_digest(storage::SlotId id, std::uint64_t offset, std::uint64_t bytes);
+  // The way there where the host cannot write. Asserts !direct(). Errors: kDevice.
+  Result<device::Upload*> upload();
+  // Waits until all that was put has landed. Errors: kDevice.
+  Status finish_writes();
 
   // Records that bytes [offset, offset + bytes) of a slot were written. The slot is stamped with
   // the generation once all of it is. Errors: kCorrupt naming the slot when they leave it or some
@@ -57,6 +75,8 @@ class Staging {
   // Says that bytes of the slot from `offset` on are others now, recorded or not. Whoever writes
   // recorded bytes and does not say so fails the reload: the stamp is not what verify finds.
   void rewritten(storage::SlotId id, std::uint64_t offset);
+  // Takes the tree digests that did not grow. Before digest(). Errors: kDevice.
+  Status take_digests();
   // Of all bytes of the slot. Asserts fresh.
   base::Digest digest(storage::SlotId id) const;
   // Whether all of the slot was written in this generation.
@@ -64,11 +84,8 @@ class Staging {
   // Errors: kCorrupt naming the first versioned slot with a byte that was not written in this
   // generation, and where.
   Status check_complete() const;
-  // Brings the images to their backing and drops them: nothing is staged any more after this.
-  // Errors: kDevice.
-  Status upload(const StageGuard& guard);
-  // Zeroes what lies between the slots, in the target.
-  void zero_padding();
+  // Zeroes what lies between the slots, in the target. Errors: kDevice.
+  Status zero_padding();
   // After a commit: that what lies between the live slots is zero. Errors: kCorrupt naming arena
   // and byte.
   Status check_live_padding() const;
@@ -81,8 +98,9 @@ class Staging {
  private:
   explicit Staging(const storage::Registry& registry, std::uint64_t generation)
       : registry_(registry), generation_(generation) {}
-  // Where an arena's next bytes lie, for the host.
-  std::byte* target_of(StagedArena& arena) const;
+  // Where an arena's next bytes lie.
+  std::byte* target_of(const StagedArena& arena) const;
+  Status send(std::byte* to, std::span<const std::byte> from);
   void place_slots();
   void digest_on(storage::SlotId id);
   void find_padding(std::size_t arena_index, std::vector<device::AddressRange> slots);
@@ -98,7 +116,7 @@ class Staging {
     std::uint64_t generation = 0;
     // Of the first `digested` bytes; once that is all of them, `digest` and no stream.
     std::uint64_t digested = 0;
-    std::optional<base::DigestStream> stream = {};
+    std::optional<base::TreeDigestStream> stream = {};
     std::optional<base::Digest> digest = {};
     bool digest_at_end = false;
   };
@@ -109,6 +127,7 @@ class Staging {
   std::vector<Padding> padding_;
   std::vector<storage::SlotId> slots_;
   std::vector<Progress> progress_;  // by slot id
+  std::unique_ptr<device::Upload> upload_;  // once something was sent
 };
 
 }  // namespace holdfast::reload

@@ -208,7 +208,7 @@ TEST_F(StagingTest, ADigestIsThatOfTheBytesInWhateverPiecesAndOrderTheyCame) {
       }
       ASSERT_TRUE(staging->record(id, piece.begin, piece.end - piece.begin).ok());
     }
-    EXPECT_EQ(staging->digest(id), base::digest_of(bytes)) << "seed " << seed;
+    EXPECT_EQ(staging->digest(id), base::tree_digest_of(bytes)) << "seed " << seed;
   }
 }
 
@@ -221,10 +221,10 @@ TEST_F(StagingTest, BytesThatAreRewrittenAreDigestedAnew) {
     bytes[at] ^= std::byte{1};
     staging->rewritten(id, at);
     ASSERT_TRUE(staging->record(id, 120, bytes.size() - 120).ok());
-    EXPECT_EQ(staging->digest(id), base::digest_of(bytes)) << at;
+    EXPECT_EQ(staging->digest(id), base::tree_digest_of(bytes)) << at;
     bytes[at] ^= std::byte{1};
     staging->rewritten(id, at);
-    EXPECT_EQ(staging->digest(id), base::digest_of(bytes)) << at;
+    EXPECT_EQ(staging->digest(id), base::tree_digest_of(bytes)) << at;
   }
 }
 

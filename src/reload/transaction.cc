@@ -206,12 +206,14 @@ Status Transaction::verify() {
 }
 
 Status Transaction::compare_live() const {
-  storage::LiveBytes live(registry_);
   std::vector<std::string_view> changed;
   std::size_t changed_count = 0;
-  for (const storage::SlotStamp& stamp : impl_->stamps) {
-    HF_ASSIGN(const base::Digest found, live.digest(stamp.slot));
-    if (found == stamp.digest) continue;
+  std::vector<storage::SlotId> ids;
+  for (const storage::SlotStamp& stamp : impl_->stamps) ids.push_back(stamp.slot);
+  HF_ASSIGN(const auto found, storage::live_digests(registry_, ids));
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    const storage::SlotStamp& stamp = impl_->stamps[i];
+    if (found[i] == stamp.digest) continue;
     if (changed_count++ < kNamedSlots) changed.push_back(registry_.slot(stamp.slot).spec.name);
   }
   if (changed_count > 0) {

@@ -29,7 +29,8 @@ struct StreamInput {
 struct Transaction::Impl {
   // Remap and copy; by the same call a second time what it did is undone.
   std::optional<CommitFailure> apply(CommitStrategy strategy);
-  void inject_stale(const storage::Registry& registry);
+  // An injected fault's slots keep their live bytes. Errors: kDevice.
+  Status inject_stale();
   void note_receipts();
   void note_error(const Error& error);
   // What staging found, into the report.

@@ -4,19 +4,19 @@
 #include "base/assert.h"
 #include "base/error.h"
 #include "reload/transaction_impl.h"
-#include "storage/live_bytes.h"
 
 namespace holdfast::reload {
 
 using State = TransactionState;
 
-void Transaction::Impl::inject_stale(const storage::Registry& registry) {
-  storage::LiveBytes live_bytes(registry);
+Status Transaction::Impl::inject_stale() {
+  if (stale.empty()) return {};
+  HF_TRY(staging->finish_writes());
   for (const storage::SlotId id : stale) {
-    const auto live = live_bytes.of(id).value();
-    std::memcpy(staging->bytes(id).data(), live.data(), live.size());
+    HF_TRY(staging->put_live(id, 0, staging->view(id).bytes()));
     staging->rewritten(id, 0);
   }
+  return {};
 }
 
 void Transaction::Impl::note_receipts() {
@@ -89,14 +89,15 @@ Status Transaction::stage(Source& source, device::Stream& stream) {
       impl_->stream_input = {.source = &source, .stream = &stream};
       return check_source(registry_, plan_, source);
     }
-    return run_stage({.registry = registry_,
+    HF_TRY(run_stage({.registry = registry_,
                       .plan = plan_,
                       .source = source,
                       .stream = stream,
                       .staging = *impl_->staging,
                       .receipts = impl_->receipts,
                       .guard = impl_->guard,
-                      .log = impl_->log});
+                      .log = impl_->log}));
+    return impl_->inject_stale();
   };
   const Status status = run();
   end_staging(start_ns);
@@ -104,7 +105,6 @@ Status Transaction::stage(Source& source, device::Stream& stream) {
     abort(status.error());
     return status;
   }
-  if (impl_->staging != nullptr) impl_->inject_stale(registry_);
   impl_->staged = true;
   return {};
 }
@@ -172,21 +172,22 @@ Status Transaction::finish_staging(device::Stream& stream) {
     return wrong_state("finish_staging", state(), "taking fragments");
   }
   const std::int64_t start_ns = options_.clock->now_ns();
-  const Status status = impl_->fragments->finish(stream);
+  Status status = impl_->fragments->finish(stream);
+  if (status.ok()) status = impl_->inject_stale();
   end_staging(start_ns);
   if (!status.ok()) {
     abort(status.error());
     return status;
   }
   impl_->fragments.reset();
-  impl_->inject_stale(registry_);
   impl_->staged = true;
   return {};
 }
 
-Status Transaction::take_stamps(const Staging& staging) {
+Status Transaction::take_stamps(Staging& staging) {
   HF_TRY(impl_->receipts.check_complete());
   HF_TRY(staging.check_complete());
+  HF_TRY(staging.take_digests());
   for (const storage::SlotId id : staging.slots()) {
     HF_TRY(impl_->guard.check("preparing"));
     impl_->stamps.push_back({.slot = id, .digest = staging.digest(id)});
@@ -222,8 +223,7 @@ Status Transaction::prepare() {
     impl_->previous_stamps.reserve(registry_.slots().size());
     HF_TRY(impl_->guard.check("preparing"));
     if (plan_.strategy != CommitStrategy::kStream) {
-      HF_TRY(take_stamps(*impl_->staging));
-      return impl_->staging->upload(impl_->guard);
+      return take_stamps(*impl_->staging);
     }
     if (plan_.undo == UndoPolicy::kNone) return {};
     HF_ASSIGN(impl_->staging, Staging::create(registry_, registry_.next_epoch().value));

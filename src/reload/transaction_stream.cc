@@ -1,9 +1,9 @@
 // The commit that stages nothing: it reads the source into the live slots in the quiet moment.
-#include <cstring>
 #include <map>
 
 #include "base/error.h"
 #include "reload/transaction_impl.h"
+#include "storage/live_bytes.h"
 
 namespace holdfast::reload {
 namespace {
@@ -35,13 +35,14 @@ bool restore_image(Staging& image) {
 Status Transaction::stream_into_live(Staging& live) {
   // What an injected fault keeps.
   std::map<storage::SlotId, std::vector<std::byte>> stale;
+  storage::LiveBytes before(registry_);
   for (const storage::SlotId id : impl_->stale) {
-    const auto bytes = registry_.view(id).const_span();
+    HF_ASSIGN(const auto bytes, before.of(id));
     stale[id].assign(bytes.begin(), bytes.end());
   }
   HF_TRY(protect_all(live.arenas(), Protection::kReadWrite));
   // Before the first load it holds poison, and whatever in a registry that is to be healed.
-  live.zero_padding();
+  HF_TRY(live.zero_padding());
   HF_TRY(run_stage({.registry = registry_,
                     .plan = plan_,
                     .source = *impl_->stream_input.source,
@@ -51,7 +52,7 @@ Status Transaction::stream_into_live(Staging& live) {
                     .guard = impl_->guard,
                     .log = impl_->log}));
   for (const auto& [id, bytes] : stale) {
-    std::memcpy(live.bytes(id).data(), bytes.data(), bytes.size());
+    HF_TRY(live.put(id, 0, bytes));
     live.rewritten(id, 0);
   }
   HF_TRY(take_stamps(live));

@@ -76,7 +76,7 @@ TEST_P(TransactionTest, TheFirstLoadIsATransactionThatFillsEverySlot) {
   for (const storage::Slot& slot : engine.registry.slots()) {
     if (!storage::is_versioned(slot.spec.slot_class)) continue;
     EXPECT_EQ(slot.epoch.value, 1u) << slot.spec.name;
-    EXPECT_EQ(slot.digest, base::digest_of(engine.registry.view(slot.id).const_span()));
+    EXPECT_EQ(slot.digest, base::tree_digest_of(engine.registry.view(slot.id).const_span()));
   }
 }
 

@@ -30,16 +30,19 @@ Result<VerifyReport> verify_registry(const storage::Registry& registry) {
   storage::LiveBytes bytes(registry);
   std::vector<std::string> wrong;
   std::size_t wrong_count = 0;
-  for (const storage::Slot& slot : registry.slots()) {
-    if (!storage::is_versioned(slot.spec.slot_class)) continue;
-    HF_ASSIGN(const auto live, bytes.of(slot.id));
-    const base::Digest found = base::digest_of(live);
-    const auto value = registry.constant_value(slot.id);
-    const bool constant_differs =
-        slot.spec.slot_class == storage::SlotClass::kConstant &&
-        !std::equal(live.begin(), live.end(), value.begin(), value.end());
+  const std::vector<storage::SlotId> ids = storage::versioned_slots(registry);
+  HF_ASSIGN(const auto digests, storage::live_digests(registry, ids));
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    const storage::Slot& slot = registry.slot(ids[i]);
+    const base::Digest found = digests[i];
+    bool constant_differs = false;
+    if (slot.spec.slot_class == storage::SlotClass::kConstant) {
+      HF_ASSIGN(const auto live, bytes.of(slot.id));
+      const auto value = registry.constant_value(slot.id);
+      constant_differs = !std::equal(live.begin(), live.end(), value.begin(), value.end());
+    }
     ++report.slots;
-    report.bytes += live.size();
+    report.bytes += slot.range.bytes;
     if (slot.digest == found && !constant_differs) continue;
     if (wrong_count++ < kNamedSlots) {
       wrong.push_back(fmt::format("{} {} has digest {}, stamped {}{}",

@@ -10,19 +10,13 @@
 namespace holdfast::storage {
 namespace {
 
-Result<CensusSlot> count_slot(const Registry& registry, const Slot& slot) {
-  CensusSlot counted{.name = slot.spec.name,
-                     .slot_class = slot.spec.slot_class,
-                     .address = slot.range.begin,
-                     .bytes = slot.range.bytes,
-                     .epoch = slot.epoch.value,
-                     .digest = std::nullopt};
-  if (is_versioned(slot.spec.slot_class)) {
-    auto digest = LiveBytes(registry).digest(slot.id);
-    if (!digest.ok()) return digest.error().with_context("census of slot " + slot.spec.name);
-    counted.digest = *digest;
-  }
-  return counted;
+CensusSlot count_slot(const Slot& slot) {
+  return {.name = slot.spec.name,
+          .slot_class = slot.spec.slot_class,
+          .address = slot.range.begin,
+          .bytes = slot.range.bytes,
+          .epoch = slot.epoch.value,
+          .digest = std::nullopt};
 }
 
 void count_graph(const Registry& registry, const device::Graph& graph,
@@ -52,9 +46,12 @@ Result<Census> take_census(const Registry& registry,
   Census census;
   census.epoch = registry.epoch().value;
   census.slots.reserve(registry.slots().size());
-  for (const Slot& slot : registry.slots()) {
-    HF_ASSIGN(CensusSlot counted, count_slot(registry, slot));
-    census.slots.push_back(std::move(counted));
+  for (const Slot& slot : registry.slots()) census.slots.push_back(count_slot(slot));
+  const std::vector<SlotId> versioned = versioned_slots(registry);
+  auto digests = live_digests(registry, versioned);
+  if (!digests.ok()) return digests.error().with_context("census");
+  for (std::size_t i = 0; i < versioned.size(); ++i) {
+    census.slots[versioned[i].index()].digest = (*digests)[i];
   }
   for (const device::Graph* graph : graphs) count_graph(registry, *graph, census.addresses);
   return census;

@@ -19,9 +19,27 @@ Result<std::span<const std::byte>> LiveBytes::of(SlotId id, std::size_t offset,
   return std::span<const std::byte>(copy_);
 }
 
-Result<base::Digest> LiveBytes::digest(SlotId id) {
-  HF_ASSIGN(const auto bytes, of(id));
-  return base::digest_of(bytes);
+Result<base::Digest> live_digest(const Registry& registry, SlotId id) {
+  HF_ASSIGN(const auto digests, live_digests(registry, {&id, 1}));
+  return digests.front();
+}
+
+Result<std::vector<base::Digest>> live_digests(const Registry& registry,
+                                               std::span<const SlotId> ids) {
+  std::vector<device::Memory> ranges;
+  for (const SlotId id : ids) {
+    const tensor::TensorView view = registry.view(id);
+    ranges.push_back({view.address, view.bytes()});
+  }
+  return registry.device().digests(ranges);
+}
+
+std::vector<SlotId> versioned_slots(const Registry& registry) {
+  std::vector<SlotId> ids;
+  for (const Slot& slot : registry.slots()) {
+    if (is_versioned(slot.spec.slot_class)) ids.push_back(slot.id);
+  }
+  return ids;
 }
 
 }  // namespace holdfast::storage

@@ -68,7 +68,7 @@ Status Simulation::check_slots() {
   std::string changed;
   for (const storage::Slot& slot : slots) {
     if (!slot.digest) continue;
-    if (base::digest_of(registry.view(slot.id).const_span()) != *slot.digest) {
+    if (base::tree_digest_of(registry.view(slot.id).const_span()) != *slot.digest) {
       changed += " " + slot.spec.name;
     }
   }
