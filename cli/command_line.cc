@@ -370,11 +370,12 @@ std::optional<int> parse_command_line(int argc, char** argv, CommandLine& line) 
   add_verify(app, line);
   add_serve(app, line);
   add_bench(app, line);
+  add_make_checkpoint(app, line);
   app.add_subcommand("version", "print the version");
   app.footer(std::string(help_footer("")));
   for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
     const std::string_view footer = help_footer(command->get_name());
-    if (!footer.empty()) command->footer(std::string(footer));  // serve and bench have set theirs
+    if (!footer.empty()) command->footer(std::string(footer));  // some have set theirs
   }
   try {
     app.parse(argc, argv);

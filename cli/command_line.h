@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cli/bench.h"
+#include "cli/make_checkpoint.h"
 #include "cli/serve.h"
 #include "holdfast/engine.h"
 
@@ -74,6 +75,7 @@ struct CommandLine {
   } drill;
   BenchFlags bench;
   ServeFlags serve;
+  MakeCheckpointFlags make_checkpoint;
 };
 
 // Parses into `line`. An exit code when there is nothing left to do: help or a version was printed
@@ -101,5 +103,6 @@ int run_plan(const CommandLine& line);
 int run_verify(const CommandLine& line);
 int run_bench_command(const CommandLine& line);
 int run_serve(const CommandLine& line);
+int run_make_checkpoint(const CommandLine& line);
 
 }  // namespace holdfast::cli

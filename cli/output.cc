@@ -56,6 +56,7 @@ void prepare_standard_streams() {
     if (opened != fd) std::_Exit(kExitFailed);
   }
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
 }
 
 bool stdin_is_terminal() { return ::isatty(STDIN_FILENO) == 1; }

@@ -20,7 +20,8 @@ Error format_error(ErrorCode code, fmt::format_string<Args...> format, Args&&...
 }
 
 // Makes fds 0, 1 and 2 valid, so that no file of ours becomes one of them: a closed stdout stays
-// unwritable. Makes a closed pipe an error of write instead of a signal. Call first in main.
+// unwritable. Makes a closed pipe, and a file that grows over the process's limit, an error of
+// write instead of a signal. Call first in main.
 void prepare_standard_streams();
 
 // Whether stdin, stdout, stderr are terminals.

@@ -83,6 +83,13 @@ struct TensorToWrite {
   tensor::Shape shape;
   std::span<const std::byte> data;
 };
+// The leading bytes of a file whose data section is `tensors` at their byte ranges: length, header,
+// spaces up to 8 bytes. Errors: kInvalidArgument (with `path` first) for what the reader would not
+// take: a name twice, reserved or not UTF-8, ranges that are not one after the other.
+Result<std::vector<std::byte>> make_safetensors_head(
+    const std::string& path, std::span<const TensorEntry> tensors,
+    const std::map<std::string, std::string>& metadata = {});
+
 // Writes `path` whole or not at all (a temporary beside it, fsync, rename). Tensors are laid out in
 // the given order, the header padded with spaces to 8 bytes. Errors: kIo, kInvalidArgument.
 Status write_safetensors(const std::string& path, std::span<const TensorToWrite> tensors,

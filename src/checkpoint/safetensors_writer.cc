@@ -34,19 +34,22 @@ void append_json_string(std::string& out, std::string_view text) {
   out += '"';
 }
 
-Status check_tensor(const TensorToWrite& tensor, std::set<std::string_view>& seen) {
-  const bool named = !tensor.name.empty() && tensor.name.size() <= kMaxTensorNameBytes &&
-                     tensor.name != "__metadata__" &&
-                     simdjson::validate_utf8(tensor.name.data(), tensor.name.size());
+Status check_name(const std::string& name, std::set<std::string_view>& seen) {
+  const bool named = !name.empty() && name.size() <= kMaxTensorNameBytes &&
+                     name != "__metadata__" && simdjson::validate_utf8(name.data(), name.size());
   if (!named) {
     return make_error(ErrorCode::kInvalidArgument,
                       "a tensor's name is \"{}\", expected 1 to {} bytes of UTF-8 that are not "
                       "__metadata__",
-                      tensor.name.substr(0, kMaxTensorNameBytes), kMaxTensorNameBytes);
+                      name.substr(0, kMaxTensorNameBytes), kMaxTensorNameBytes);
   }
-  if (!seen.insert(tensor.name).second) {
-    return make_error(ErrorCode::kInvalidArgument, "tensor {} is given twice", tensor.name);
+  if (!seen.insert(name).second) {
+    return make_error(ErrorCode::kInvalidArgument, "tensor {} is given twice", name);
   }
+  return {};
+}
+
+Status check_size(const TensorToWrite& tensor) {
   HF_ASSIGN(const std::size_t bytes, tensor::byte_size(tensor.dtype, tensor.shape));
   if (bytes != tensor.data.size()) {
     return make_error(ErrorCode::kInvalidArgument,
@@ -57,7 +60,7 @@ Status check_tensor(const TensorToWrite& tensor, std::set<std::string_view>& see
   return {};
 }
 
-std::string header_text(std::span<const TensorToWrite> tensors,
+std::string header_text(std::span<const TensorEntry> tensors,
                         const std::map<std::string, std::string>& metadata) {
   std::string text = "{";
   const auto begin_field = [&text](std::string_view key) {
@@ -77,15 +80,13 @@ std::string header_text(std::span<const TensorToWrite> tensors,
     }
     text += '}';
   }
-  std::uint64_t begin = 0;
-  for (const TensorToWrite& tensor : tensors) {
+  for (const TensorEntry& tensor : tensors) {
     begin_field(tensor.name);
-    const std::uint64_t end = begin + tensor.data.size();
     std::string shape = tensor.shape.to_string();
     shape.erase(std::remove(shape.begin(), shape.end(), ' '), shape.end());
     text += fmt::format(R"({{"dtype":"{}","shape":{},"data_offsets":[{},{}]}})",
-                        tensor::safetensors_dtype_name(tensor.dtype), shape, begin, end);
-    begin = end;
+                        tensor::safetensors_dtype_name(tensor.dtype), shape, tensor.begin,
+                        tensor.end);
   }
   text += '}';
   while (text.size() % kHeaderAlignment != 0) text += ' ';
@@ -149,14 +150,13 @@ class PendingFile {
 
 }  // namespace
 
-Status write_safetensors(const std::string& path, std::span<const TensorToWrite> tensors,
-                         const std::map<std::string, std::string>& metadata) {
+Result<std::vector<std::byte>> make_safetensors_head(
+    const std::string& path, std::span<const TensorEntry> tensors,
+    const std::map<std::string, std::string>& metadata) {
   std::set<std::string_view> seen;
-  std::uint64_t data_bytes = 0;
-  for (const TensorToWrite& tensor : tensors) {
-    auto status = check_tensor(tensor, seen);
+  for (const TensorEntry& tensor : tensors) {
+    const auto status = check_name(tensor.name, seen);
     if (!status.ok()) return status.error().with_context(path);
-    data_bytes += tensor.data.size();
   }
   const std::string text = header_text(tensors, metadata);
   const std::uint64_t length = text.size();
@@ -164,9 +164,24 @@ Status write_safetensors(const std::string& path, std::span<const TensorToWrite>
   std::memcpy(head.data(), &length, sizeof(length));
   std::memcpy(head.data() + sizeof(length), text.data(), text.size());
   // The reader's own verdict: what holdfast writes, holdfast must open (alignment, names, sizes).
+  const std::uint64_t data_bytes = tensors.empty() ? 0 : tensors.back().end;
   const auto readable = parse_safetensors_header(head, head.size() + data_bytes, path);
   if (!readable.ok()) return Error(ErrorCode::kInvalidArgument, readable.error().message());
+  return head;
+}
 
+Status write_safetensors(const std::string& path, std::span<const TensorToWrite> tensors,
+                         const std::map<std::string, std::string>& metadata) {
+  std::vector<TensorEntry> entries;
+  std::uint64_t end = 0;
+  for (const TensorToWrite& tensor : tensors) {
+    const auto status = check_size(tensor);
+    if (!status.ok()) return status.error().with_context(path);
+    const std::uint64_t begin = end;
+    end += tensor.data.size();
+    entries.push_back({tensor.name, tensor.dtype, tensor.shape, begin, end});
+  }
+  HF_ASSIGN(const std::vector<std::byte> head, make_safetensors_head(path, entries, metadata));
   HF_ASSIGN(PendingFile file, PendingFile::create(path));
   HF_TRY(file.write(head));
   for (const TensorToWrite& tensor : tensors) HF_TRY(file.write(tensor.data));
