@@ -14,7 +14,9 @@
 namespace holdfast::tensor {
 namespace {
 
-std::int64_t ceil_div(std::int64_t value, std::int64_t by) { return (value + by - 1) / by; }
+std::int64_t ceil_div(std::int64_t value, std::int64_t by) {
+  return value / by + (value % by != 0 ? 1 : 0);
+}
 
 Status check_layout(const Fp8Layout& layout, std::size_t values, std::size_t codes,
                     std::size_t scales) {
