@@ -1,8 +1,9 @@
 #include <fmt/format.h>
 
+#include "base/assert.h"
 #include "base/error.h"
 #include "checkpoint/checkpoint.h"
-#include "tensor/codecs.h"
+#include "config/expert_tensors.h"
 
 // The tensors of gpt-oss as openai/gpt-oss-20b names them on the hub; E experts, H hidden,
 // I intermediate. Gate and up are interleaved rows (or columns) in both layouts.
@@ -29,9 +30,13 @@ class Builder {
   std::string prefix_;
 };
 
-class GptOssDialect : public Dialect {
+class GptOssDialect final : public Dialect {
  public:
-  std::vector<ExpectedTensor> expected(const config::ModelConfig& config) const final {
+  explicit GptOssDialect(const config::ModelConfig& config)
+      : name_(fmt::format("gpt-oss {} (Hugging Face)",
+                          config::expert_scheme_name(config.expert_format.scheme))) {}
+  std::string_view name() const override { return name_; }
+  std::vector<ExpectedTensor> expected(const config::ModelConfig& config) const override {
     std::vector<ExpectedTensor> tensors;
     Builder builder(tensors);
     builder.add("model.embed_tokens.weight", {config.vocab_size, config.hidden_size});
@@ -39,6 +44,7 @@ class GptOssDialect : public Dialect {
       builder.set_prefix(fmt::format("model.layers.{}.", layer));
       add_attention(config, builder);
       builder.add_linear("mlp.router", config.expert_count, config.hidden_size);
+      builder.set_prefix(config::experts_prefix(config, layer) + ".");
       add_experts(config, builder);
     }
     builder.set_prefix("");
@@ -59,62 +65,32 @@ class GptOssDialect : public Dialect {
     builder.add("self_attn.sinks", {config.query_head_count});
     builder.add("post_attention_layernorm.weight", {config.hidden_size});
   }
-  virtual void add_experts(const config::ModelConfig& config, Builder& builder) const = 0;
-};
-
-// Blocks of 32 along the input: codes [E, out, in/32, 16], scales [E, out, in/32].
-class GptOssMxfp4 final : public GptOssDialect {
- public:
-  std::string_view name() const override { return "gpt-oss mxfp4 (Hugging Face)"; }
-
- private:
-  void add_experts(const config::ModelConfig& config, Builder& builder) const override {
-    add_projection(builder, "mlp.experts.gate_up_proj",
-                   {config.expert_count, 2 * config.intermediate_size, config.hidden_size});
-    add_projection(builder, "mlp.experts.down_proj",
-                   {config.expert_count, config.hidden_size, config.intermediate_size});
+  static void add_experts(const config::ModelConfig& config, Builder& builder) {
+    const auto experts = config::expert_tensors(config);
+    HF_ASSERT(experts.ok(), "choose_dialect has asked for the experts' tensors");
+    for (const config::ExpertTensor& tensor : *experts) {
+      if (!tensor.per_expert) {
+        builder.add(tensor.name, with_experts(config.expert_count, tensor.shape), tensor.dtype);
+        continue;
+      }
+      for (std::int64_t expert = 0; expert < config.expert_count; ++expert) {
+        builder.add(tensor.part_name(expert), tensor.shape, tensor.dtype);
+      }
+    }
   }
-  // `size` is [E, out, in].
-  static void add_projection(Builder& builder, std::string_view name, const tensor::Shape& size) {
-    constexpr std::int64_t kBlockBytes = tensor::kMxBlock / 2;
-    const std::int64_t blocks = size[2] / tensor::kMxBlock;
-    builder.add(fmt::format("{}_blocks", name), {size[0], size[1], blocks, kBlockBytes},
-                DType::kU8);
-    builder.add(fmt::format("{}_scales", name), {size[0], size[1], blocks}, DType::kU8);
-    builder.add(fmt::format("{}_bias", name), {size[0], size[1]});
+  static tensor::Shape with_experts(std::int64_t count, const tensor::Shape& shape) {
+    std::vector<std::int64_t> dims{count};
+    dims.insert(dims.end(), shape.dims().begin(), shape.dims().end());
+    return *tensor::Shape::from_dims(dims);
   }
-};
-
-// Input-major: [E, in, out].
-class GptOssBf16 final : public GptOssDialect {
- public:
-  std::string_view name() const override { return "gpt-oss bf16 (Hugging Face)"; }
-
- private:
-  void add_experts(const config::ModelConfig& config, Builder& builder) const override {
-    const std::int64_t gate_up = 2 * config.intermediate_size;
-    builder.add("mlp.experts.gate_up_proj", {config.expert_count, config.hidden_size, gate_up});
-    builder.add("mlp.experts.gate_up_proj_bias", {config.expert_count, gate_up});
-    builder.add("mlp.experts.down_proj",
-                {config.expert_count, config.intermediate_size, config.hidden_size});
-    builder.add("mlp.experts.down_proj_bias", {config.expert_count, config.hidden_size});
-  }
+  std::string name_;
 };
 
 }  // namespace
 
 Result<std::unique_ptr<Dialect>> choose_dialect(const config::ModelConfig& config) {
-  switch (config.architecture) {
-    case config::Architecture::kGptOss:
-      if (config.expert_format.scheme == config::ExpertScheme::kMxfp4) {
-        return std::unique_ptr<Dialect>(std::make_unique<GptOssMxfp4>());
-      }
-      return std::unique_ptr<Dialect>(std::make_unique<GptOssBf16>());
-  }
-  return make_error(ErrorCode::kUnsupported, "no dialect for {} with {} experts; known are gpt_oss "
-                    "with mxfp4 and with bf16",
-                    config::architecture_name(config.architecture),
-                    config::expert_scheme_name(config.expert_format.scheme));
+  HF_TRY(config::expert_tensors(config));
+  return std::unique_ptr<Dialect>(std::make_unique<GptOssDialect>(config));
 }
 
 }  // namespace holdfast::checkpoint

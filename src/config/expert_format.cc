@@ -58,10 +58,18 @@ std::string_view expert_dialect_name(ExpertDialect dialect) {
 }
 
 std::string to_text(const ExpertFormat& format) {
+  const ExpertFormat plain;
   std::string text(expert_scheme_name(format.scheme));
   if (format.scheme == ExpertScheme::kInt4) {
     text += fmt::format(" group {}{}{}", format.group_size, format.zero_points ? " zeros" : "",
                         format.act_order ? " act-order" : "");
+  }
+  if (format.dialect == ExpertDialect::kGptq && !format.gptq_v1) text += " v2";
+  if (format.scale_dtype != plain.scale_dtype) {
+    text += fmt::format(", scales {}", tensor::dtype_name(format.scale_dtype));
+  }
+  if (format.scalar_dtype != plain.scalar_dtype) {
+    text += fmt::format(", scalars {}", tensor::dtype_name(format.scalar_dtype));
   }
   return fmt::format("{}, activations {}, as {}", text, activation_scheme_name(format.activations),
                      expert_dialect_name(format.dialect));

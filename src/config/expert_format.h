@@ -7,6 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "tensor/dtype.h"
+
 namespace holdfast::config {
 
 // How the experts' weights are stored and served (tensor/*_codecs.h have the formulas).
@@ -46,7 +48,8 @@ enum class ExpertDialect : std::uint8_t {
   kGptOssOriginal,    // OpenAI's own names: mlp1_weight.blocks, ...
   kHub,               // one tensor for each expert and projection: NAME.weight
   kFp8Block,          // kHub and weight_scale_inv
-  kFp8,               // kHub, weight_scale, perhaps input_scale (Mixtral FP8, ModelOpt, Quark)
+  kFp8,               // kHub, weight_scale, perhaps input_scale (Mixtral FP8, ModelOpt, Quark,
+                      // compressed-tensors); e8m0 weight_scale u8 for kMxfp8
   kModelOptNvfp4,     // weight u8, weight_scale, weight_scale_2, input_scale
   kCompressedNvfp4,   // weight_packed, weight_scale, weight_global_scale, input_global_scale
   kCompressedInt4,    // weight_packed i32, weight_scale, weight_shape, perhaps g_idx and zeros
@@ -67,10 +70,17 @@ struct ExpertFormat {
   // minus one ("v1") or as they are.
   std::string packed_name = "weight";
   bool gptq_v1 = true;
+  // What config.json does not say and the files do (checkpoint/observed_format.h): dtypes of the
+  // scales that are plain floats (kScale; kGlobalScale and kInputScale), and whether a scalar is
+  // stored with shape [1] instead of [].
+  tensor::DType scale_dtype = tensor::DType::kF32;
+  tensor::DType scalar_dtype = tensor::DType::kF32;
+  bool scalars_have_axis = false;
 
   friend bool operator==(const ExpertFormat&, const ExpertFormat&) = default;
 };
-// "int4 group 128 zeros act-order, activations none, as gptq": for messages and reports.
+// "int4 group 128 zeros act-order, scales f16, activations none, as gptq": for messages, reports,
+// and comparisons: formats that need other storage differ in it.
 std::string to_text(const ExpertFormat& format);
 
 }  // namespace holdfast::config

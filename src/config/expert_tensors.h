@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "config/model_config.h"
+#include "holdfast/result.h"
 #include "tensor/dtype.h"
 #include "tensor/shape.h"
 
@@ -35,15 +36,15 @@ const char* tensor_role_name(TensorRole role);       // "weight", "scale", ...
 struct ExpertTensor {
   Projection projection = Projection::kGateUp;
   TensorRole role = TensorRole::kWeight;
-  // Under the layer's experts ("model.layers.3.mlp.experts."). With per_expert it is the name for
-  // all experts together, and `prefix` + "7." + `suffix` that of expert 7's own tensor.
+  // Under the layer's experts ("model.layers.3.mlp.experts."). With per_expert no publisher has it:
+  // it is the name for all experts together, and expert 7's own tensor is called "7." + name.
   std::string name = {};
   bool per_expert = false;  // published as one tensor for each expert
   tensor::DType dtype = tensor::DType::kBF16;
   tensor::Shape shape = {};  // of one expert's; rank 0 or [1] for a scalar, as published
   bool input_major = false;  // [in, out] instead of [out, in]
 
-  // Of expert `expert`: "7.gate_proj.weight".
+  // Of expert `expert`: "7.gate_proj.weight". Only with per_expert.
   std::string part_name(std::int64_t expert) const;
 };
 
@@ -52,7 +53,8 @@ struct ExpertTensor {
 // together, kInvalidArgument for dimensions that the format cannot hold (naming both).
 Result<std::vector<ExpertTensor>> expert_tensors(const ModelConfig& config);
 
-// "model.layers.3.mlp.experts" (gpt-oss, Qwen3-MoE), "model.layers.3.block_sparse_moe.experts".
+// "model.layers.3.mlp.experts" (gpt-oss, Qwen3-MoE), "model.layers.3.block_sparse_moe.experts"
+// (Mixtral), "block.3.mlp" (OpenAI's own gpt-oss).
 std::string experts_prefix(const ModelConfig& config, std::int64_t layer);
 
 }  // namespace holdfast::config

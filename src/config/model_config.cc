@@ -104,6 +104,8 @@ std::vector<std::pair<std::string_view, std::string>> storage_fields(const Model
 std::string_view architecture_name(Architecture architecture) {
   switch (architecture) {
     case Architecture::kGptOss: return "gpt_oss";
+    case Architecture::kQwen3Moe: return "qwen3_moe";
+    case Architecture::kMixtral: return "mixtral";
   }
   return "unknown";
 }

@@ -13,10 +13,10 @@
 
 namespace holdfast::config {
 
-enum class Architecture : std::uint8_t { kGptOss };
+enum class Architecture : std::uint8_t { kGptOss, kQwen3Moe, kMixtral };
 enum class AttentionKind : std::uint8_t { kFull, kSliding };
 
-// "gpt_oss", as in config.json's model_type.
+// "gpt_oss", "qwen3_moe", "mixtral", as in config.json's model_type.
 std::string_view architecture_name(Architecture architecture);
 // "sliding_attention", "full_attention", as in config.json's layer_types.
 std::string_view attention_kind_name(AttentionKind kind);
