@@ -83,7 +83,7 @@ void add_account(const checkpoint::Account& account, InspectReport& report) {
 
 std::string describe_backend(const config::ModelConfig& config) {
   const Result<experts::ExpertsChoice> choice = experts::choose_experts_backend(
-      {.scheme = config.expert_format.scheme,
+      {.format = config.expert_format,
        .shape = {.expert_count = config.expert_count,
                  .experts_per_token = config.experts_per_token,
                  .hidden_size = config.hidden_size,
@@ -96,8 +96,9 @@ std::string describe_backend(const config::ModelConfig& config) {
 bool add_tokenizer(const std::string& directory, std::int64_t vocab_size, InspectReport& report) {
   const Result<std::unique_ptr<Tokenizer>> tokenizer = Tokenizer::open(directory);
   if (!tokenizer.ok()) {
-    report.tokenizer = tokenizer.error().message();
-    return false;
+    const bool absent = tokenizer.error().code() == ErrorCode::kNotFound;
+    report.tokenizer = (absent ? "none, token ids only: " : "") + tokenizer.error().message();
+    return absent;
   }
   report.tokenizer = fmt::format("{} tokens", (*tokenizer)->vocab_size());
   const Status fits = api::check_tokenizer_fits(**tokenizer, vocab_size);

@@ -33,18 +33,18 @@ Result<ExpertsChoice> choose_experts_backend(const ExpertsQuery& query) {
   const ExpertsBackendKind kind = query.requested.value_or(ExpertsBackendKind::kHoldfast);
   const bool on_gpu = query.device == device::DeviceKind::kCuda;
   if (on_gpu && (kind != ExpertsBackendKind::kHoldfast ||
-                 query.scheme != config::ExpertScheme::kMxfp4)) {
+                 query.format.scheme != config::ExpertScheme::kMxfp4)) {
     return make_error(ErrorCode::kUnsupported,
                       "experts backend {}: scheme {} has kernels for the cpu only; choose the cpu, "
                       "or on cuda backend holdfast with scheme mxfp4",
-                      experts_backend_name(kind), scheme_name(query.scheme));
+                      experts_backend_name(kind), scheme_name(query.format.scheme));
   }
   const Status fits = check_spec(ExpertsSpec{.slot_prefix = "experts",
-                                             .scheme = query.scheme,
+                                             .format = query.format,
                                              .shape = query.shape});
   if (!fits.ok()) {
     return make_error(ErrorCode::kUnsupported, "experts backend {}: scheme {}: {}",
-                      experts_backend_name(kind), scheme_name(query.scheme),
+                      experts_backend_name(kind), scheme_name(query.format.scheme),
                       fits.error().message());
   }
   if (query.requested.has_value()) {
@@ -54,7 +54,7 @@ Result<ExpertsChoice> choose_experts_backend(const ExpertsQuery& query) {
     return ExpertsChoice{kind, "holdfast: mxfp4 weights as published, bf16 tensor cores"};
   }
   return ExpertsChoice{kind, fmt::format("holdfast: packed {} weights, SIMD on all cores",
-                                         scheme_name(query.scheme))};
+                                         scheme_name(query.format.scheme))};
 }
 
 std::unique_ptr<ExpertsBackend> make_experts_backend(ExpertsBackendKind kind,

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "config/expert_tensors.h"
 #include "config/model_config.h"
 #include "holdfast/result.h"
 #include "ops/ops.h"
@@ -29,7 +30,9 @@ struct ExpertsShape {
 struct ExpertsSpec {
   std::string slot_prefix = {};       // "layers.3.experts"
   std::string parameter_prefix = {};  // "model.layers.3.mlp.experts"
-  config::ExpertScheme scheme = config::ExpertScheme::kMxfp4;
+  config::ExpertFormat format = {};
+  // What the checkpoint publishes for one layer: config::expert_tensors.
+  std::vector<config::ExpertTensor> tensors = {};
   ExpertsShape shape = {};
   config::SwigluConfig swiglu = {};
 };
@@ -59,8 +62,8 @@ class ExpertsBackend {
   virtual std::string_view name() const = 0;
   // Workspaces shared by all layers: call once, before define.
   virtual Status define_workspace(storage::Registry& registry, const ExpertsShape& shape) = 0;
-  // Defines the layer's slots, parameters (names and shapes as the checkpoint dialects publish
-  // them), derivations, and its constants in the arena "experts.constants": f32 [E] each,
+  // Defines the layer's slots, parameters (those of spec.tensors, under spec.parameter_prefix and a
+  // dot), derivations, and its constants in the arena "experts.constants": f32 [E] each,
   // `<slot_prefix>.swiglu_alpha`, `.swiglu_beta`, `.swiglu_limit`, read by the kernel from memory.
   virtual Result<std::unique_ptr<ExpertsLayer>> define(storage::Registry& registry,
                                                        const ExpertsSpec& spec) = 0;
@@ -72,7 +75,7 @@ std::optional<ExpertsBackendKind> experts_backend_from_name(std::string_view nam
 
 struct ExpertsQuery {
   device::DeviceKind device = device::DeviceKind::kCpu;
-  config::ExpertScheme scheme = config::ExpertScheme::kMxfp4;
+  config::ExpertFormat format = {};
   ExpertsShape shape = {};
   std::optional<ExpertsBackendKind> requested = {};  // empty: choose
 };

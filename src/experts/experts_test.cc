@@ -391,7 +391,10 @@ TEST(ExpertsBackend, ASpecThatCannotBeIsRefusedWithItsNumbers) {
       auto backend = make_experts_backend(kind);
       if (workspace) backend->define_workspace(registry, {8, 2, 64, 64, 4}).value();
       auto layer = backend->define(
-          registry, {.slot_prefix = "p", .parameter_prefix = "q", .shape = shape});
+          registry, {.slot_prefix = "p",
+                     .parameter_prefix = "q",
+                     .format = {.scheme = kMxfp4},
+                     .shape = shape});
       return layer.ok() ? std::string() : layer.error().to_string();
     };
     EXPECT_EQ(refused({8, 2, 64, 64, 4}, true), "");
@@ -415,7 +418,7 @@ TEST(ExpertsBackend, ForwardRefusesOperandsThatDoNotFit) {
 }
 
 TEST(ExpertsChoice, HoldfastOnTheCpuUnlessAnotherIsAskedFor) {
-  const ExpertsQuery query{.shape = {32, 4, 2880, 2880, 64}};
+  const ExpertsQuery query{.format = {.scheme = kMxfp4}, .shape = {32, 4, 2880, 2880, 64}};
   const auto chosen = choose_experts_backend(query).value();
   EXPECT_EQ(chosen.kind, ExpertsBackendKind::kHoldfast);
   EXPECT_NE(chosen.reason.find("mxfp4"), std::string::npos);
@@ -426,11 +429,13 @@ TEST(ExpertsChoice, HoldfastOnTheCpuUnlessAnotherIsAskedFor) {
 }
 
 TEST(ExpertsChoice, WhatNoBackendCanDoIsRefusedWithTheReason) {
-  ExpertsQuery query{.device = device::DeviceKind::kCuda, .shape = {32, 4, 2880, 2880, 64}};
+  ExpertsQuery query{.device = device::DeviceKind::kCuda,
+                     .format = {.scheme = kMxfp4},
+                     .shape = {32, 4, 2880, 2880, 64}};
   EXPECT_NE(choose_experts_backend(query).value().reason.find("tensor cores"), std::string::npos);
-  query.scheme = kBF16;
+  query.format.scheme = kBF16;
   EXPECT_EQ(choose_experts_backend(query).error().code(), ErrorCode::kUnsupported);
-  query.scheme = config::ExpertScheme::kMxfp4;
+  query.format.scheme = config::ExpertScheme::kMxfp4;
   query.requested = ExpertsBackendKind::kReference;
   EXPECT_EQ(choose_experts_backend(query).error().code(), ErrorCode::kUnsupported);
   query.requested.reset();
@@ -438,7 +443,7 @@ TEST(ExpertsChoice, WhatNoBackendCanDoIsRefusedWithTheReason) {
   query.shape.hidden_size = 100;
   EXPECT_NE(choose_experts_backend(query).error().message().find("hidden_size 100"),
             std::string::npos);
-  query.scheme = kBF16;
+  query.format.scheme = kBF16;
   EXPECT_TRUE(choose_experts_backend(query).ok());
 }
 

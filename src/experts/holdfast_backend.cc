@@ -197,7 +197,7 @@ Result<MatrixSlots> define_matrix(Registry& registry, const ExpertsSpec& spec,
                                   const std::string& name, const PackedShape& matrix) {
   const std::int64_t experts = spec.shape.expert_count;
   MatrixSlots slots;
-  if (spec.scheme == ExpertScheme::kMxfp4) {
+  if (spec.format.scheme == ExpertScheme::kMxfp4) {
     const std::int64_t blocks = matrix.columns / tensor::kMxBlock;
     HF_ASSIGN(slots.weights,
               define_packed(registry, spec, matrix,

@@ -34,7 +34,7 @@ Status check_spec(const ExpertsSpec& spec) {
                       "{}: experts_per_token is {}, must be at most expert_count {}",
                       spec.slot_prefix, shape.experts_per_token, shape.expert_count);
   }
-  if (spec.scheme != config::ExpertScheme::kMxfp4) return {};
+  if (spec.format.scheme != config::ExpertScheme::kMxfp4) return {};
   if (shape.hidden_size % tensor::kMxBlock != 0 ||
       shape.intermediate_size % tensor::kMxBlock != 0) {
     return make_error(ErrorCode::kInvalidArgument,

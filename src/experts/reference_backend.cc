@@ -233,7 +233,7 @@ class ReferenceBackend final : public ExpertsBackend {
     const std::int64_t rows = matrix[0];
     const std::int64_t columns = matrix[1];
     MatrixSlots slots;
-    if (spec.scheme == ExpertScheme::kMxfp4) {
+    if (spec.format.scheme == ExpertScheme::kMxfp4) {
       const std::int64_t blocks = columns / tensor::kMxBlock;
       HF_ASSIGN(slots.weights, define_weight(registry, spec, name + "_blocks", DType::kU8,
                                              {experts, rows, blocks, 16}));

@@ -72,7 +72,7 @@ class TestLayer {
     layer_ = backend_
                  ->define(registry_, ExpertsSpec{.slot_prefix = "layers.0.experts",
                                                  .parameter_prefix = "model.layers.0.mlp.experts",
-                                                 .scheme = scheme,
+                                                 .format = {.scheme = scheme},
                                                  .shape = shape})
                  .value();
     const std::int64_t n = shape.max_rows;

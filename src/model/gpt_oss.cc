@@ -402,7 +402,7 @@ Result<Layer> define_layer(storage::Registry& registry, const config::ModelConfi
 Status GptOss::define(storage::Registry& registry, const DecoderOptions& options) {
   const experts::ExpertsShape shape = experts_shape(config_, options.max_rows);
   HF_ASSIGN(choice_, experts::choose_experts_backend({.device = options.device,
-                                                      .scheme = config_.expert_format.scheme,
+                                                      .format = config_.expert_format,
                                                       .shape = shape,
                                                       .requested = options.experts_backend}));
   backend_ = experts::make_experts_backend(choice_.kind, options.device);
@@ -423,7 +423,7 @@ Status GptOss::define(storage::Registry& registry, const DecoderOptions& options
               backend_->define(registry,
                                {.slot_prefix = fmt::format("layers.{}.experts", i),
                                 .parameter_prefix = fmt::format("model.layers.{}.mlp.experts", i),
-                                .scheme = config_.expert_format.scheme,
+                                .format = config_.expert_format,
                                 .shape = shape,
                                 .swiglu = config_.swiglu}));
     layers_.push_back(std::move(layer));
