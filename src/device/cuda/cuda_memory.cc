@@ -104,6 +104,18 @@ Result<Memory> CudaMemory::take_pooled(std::size_t bytes) {
   return Memory{reinterpret_cast<std::byte*>(address), bytes};
 }
 
+// Far up, because the driver's own choice is among the first 64 GiB, where two neighbouring halves of
+// small numbers in a kernel's arguments look like an address of ours, which the audit refuses.
+Status CudaMemory::reserve(CUdeviceptr& address, std::size_t bytes) {
+  const CUdeviceptr wanted = next_address_;
+  next_address_ += bytes;
+  if (driver_.mem_address_reserve(&address, bytes, granularity_, wanted, 0) == CUDA_SUCCESS) {
+    return {};
+  }
+  return check(driver_.mem_address_reserve(&address, bytes, granularity_, 0, 0),
+               "reserving device addresses");
+}
+
 Result<Memory> CudaMemory::allocate(std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   const std::size_t rounded = (std::max<std::size_t>(bytes, 1) + granularity_ - 1) / granularity_ *
@@ -112,8 +124,7 @@ Result<Memory> CudaMemory::allocate(std::size_t bytes) {
   if (memory.address == nullptr) {
     HF_ASSIGN(Block block, create(rounded));
     CUdeviceptr address = 0;
-    Status mapped = check(driver_.mem_address_reserve(&address, rounded, granularity_, 0, 0),
-                          "reserving device addresses");
+    Status mapped = reserve(address, rounded);
     if (mapped.ok()) {
       mapped = map(address, block);
       if (mapped.ok()) mapped = poison(address, rounded);

@@ -41,6 +41,7 @@ class CudaMemory {
   using Blocks = std::map<CUdeviceptr, Block>;
   Result<Blocks::iterator> find(Memory memory);
   Result<Block> create(std::size_t bytes);
+  Status reserve(CUdeviceptr& address, std::size_t bytes);
   Status map(CUdeviceptr address, const Block& block);
   Status set_access(CUdeviceptr address, const Block& block);
   void release(Block& block);
@@ -53,6 +54,7 @@ class CudaMemory {
   mutable std::mutex mutex_;
   Blocks blocks_;                                          // given out
   std::multimap<std::size_t, std::pair<CUdeviceptr, Block>> pool_;  // freed, by size
+  CUdeviceptr next_address_ = CUdeviceptr{1} << 45;
   std::size_t pooled_bytes_ = 0;
   std::size_t live_bytes_ = 0;
   std::size_t peak_bytes_ = 0;

@@ -30,7 +30,7 @@ Status CudaStream::copy(std::byte* to, const std::byte* from, std::size_t bytes)
 }
 
 Status CudaStream::launch(const CudaKernel& kernel) {
-  constexpr std::size_t kPlainSharedBytes = 48 << 10;
+  constexpr std::size_t kPlainSharedBytes = 16 << 10;  // the kernel has some of its own besides
   if (kernel.shape.shared_bytes > kPlainSharedBytes) {
     HF_TRY(check(cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       static_cast<int>(kernel.shape.shared_bytes)),

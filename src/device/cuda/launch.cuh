@@ -10,4 +10,13 @@ __device__ inline void wait_for_inputs() {
   asm volatile("griddepcontrol.wait;\n" ::: "memory");
 }
 
+// Of a launch with LaunchShape::cluster: between the two, every block of the cluster has begun, so
+// that its shared memory is there. Every thread calls both.
+__device__ inline void cluster_began() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;\n" ::: "memory");
+}
+__device__ inline void wait_for_cluster() {
+  asm volatile("barrier.cluster.wait.aligned;\n" ::: "memory");
+}
+
 }  // namespace holdfast::device::cuda

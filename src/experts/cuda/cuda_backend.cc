@@ -20,7 +20,7 @@ struct MatrixSlots {
   SlotId codes, scales, bias;
 };
 struct WorkspaceSlots {
-  SlotId group_begin, group_pairs, active, x_split, activation, down_out;
+  SlotId work, group_pairs, activation, down_out;
 };
 struct LayerSlots {
   MatrixSlots gate_up = {}, down = {};
@@ -40,17 +40,15 @@ class CudaLayer final : public ExpertsLayer {
                                .experts_per_token = shape_.experts_per_token,
                                .hidden = shape_.hidden_size,
                                .intermediate = shape_.intermediate_size};
-    const cuda::Workspace workspace{.group_begin = view(slots_.workspace.group_begin),
+    const cuda::Workspace workspace{.work = view(slots_.workspace.work),
                                     .group_pairs = view(slots_.workspace.group_pairs),
-                                    .active = view(slots_.workspace.active),
-                                    .x_split = view(slots_.workspace.x_split),
                                     .activation = view(slots_.workspace.activation),
                                     .down_out = view(slots_.workspace.down_out)};
     const cuda::Swiglu swiglu{.alpha = view(slots_.constants.alpha),
                               .beta = view(slots_.constants.beta),
                               .limit = view(slots_.constants.limit)};
-    HF_TRY(cuda::group_and_split(context.stream, shape, args, workspace));
-    HF_TRY(cuda::gate_up(context.stream, shape, views(slots_.gate_up), swiglu, workspace));
+    HF_TRY(cuda::group(context.stream, shape, args, workspace));
+    HF_TRY(cuda::gate_up(context.stream, shape, args, views(slots_.gate_up), swiglu, workspace));
     HF_TRY(cuda::down(context.stream, shape, views(slots_.down), workspace));
     return cuda::combine(context.stream, shape, args, workspace);
   }
@@ -81,14 +79,10 @@ class CudaBackend final : public ExpertsBackend {
                                                .arena = {}});
     };
     const std::int64_t pairs = shape.max_rows * shape.experts_per_token;
-    HF_ASSIGN(workspace_.group_begin,
-              scratch("group_begin", DType::kI32, {shape.expert_count + 1}));
+    HF_ASSIGN(workspace_.work, scratch("work", DType::kI32, {shape.expert_count, 4}));
     HF_ASSIGN(workspace_.group_pairs, scratch("group_pairs", DType::kI32, {pairs}));
-    HF_ASSIGN(workspace_.active, scratch("active", DType::kI32, {shape.expert_count + 1}));
-    HF_ASSIGN(workspace_.x_split,
-              scratch("x_split", DType::kBF16, {shape.max_rows, 2 * shape.hidden_size}));
     HF_ASSIGN(workspace_.activation,
-              scratch("activation", DType::kBF16, {pairs, 2 * shape.intermediate_size}));
+              scratch("activation", DType::kF32, {pairs, shape.intermediate_size}));
     HF_ASSIGN(workspace_.down_out,
               scratch("down_out", DType::kF32, {pairs, shape.hidden_size}));
     return {};

@@ -26,7 +26,7 @@ class GpuLayer {
     layer_ = backend_
                  ->define(registry_, ExpertsSpec{.slot_prefix = "layers.0.experts",
                                                  .parameter_prefix = "model.layers.0.mlp.experts",
-                                                 .format = {.scheme = config::ExpertScheme::kMxfp4},
+                                                 .scheme = config::ExpertScheme::kMxfp4,
                                                  .shape = shape})
                  .value();
     const std::int64_t n = shape.max_rows;

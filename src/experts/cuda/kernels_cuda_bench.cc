@@ -145,7 +145,7 @@ void bench_experts(device::Device& gpu) {
     layers.push_back(backend->define(registry,
                                      {.slot_prefix = "layers." + std::to_string(i) + ".experts",
                                       .parameter_prefix = "l." + std::to_string(i),
-                                      .format = {.scheme = config::ExpertScheme::kMxfp4},
+                                      .scheme = config::ExpertScheme::kMxfp4,
                                       .shape = shape})
                          .value());
   }

@@ -3,65 +3,52 @@
 //   down_out[p]   = down_e activation[p] + bias
 //   out[r]        = residual[r] + sum over k, in order, of weights[r, k] down_out[r, k]
 //
-// A block computes 16 rows of one expert's matrix for up to 64 of its pairs, with all of K: its
-// warps take K in turns of 128 columns, and their sums are added in the order of the warps, so that
-// each value has one order of additions, whatever the number of pairs. A lane reads a whole block
-// of 32 codes (16 bytes) of its two rows, decodes them to bf16 exactly (a code times a power of
-// two), and feeds 8 mma. Codes are read once for 64 pairs. Only experts that have pairs get blocks
-// that work; the grid is as large as the most there can be.
+// How a product is shared out, and its one order of additions: ops/cuda/matrix.cuh. A lane reads a
+// whole block of 32 codes (16 bytes) of its two rows and decodes them to bf16 exactly (a code times a
+// power of two). Codes are read once for up to 64 pairs of an expert. Only experts that have pairs get
+// blocks that work; the grid is as large as the most there can be.
 #include <cuda_bf16.h>
 
+#include <algorithm>
+
 #include "device/cuda/cuda_stream.h"
+#include "device/cuda/launch.cuh"
 #include "experts/cuda/moe_kernels.h"
-#include "ops/cuda/mma.cuh"
+#include "ops/cuda/matrix.cuh"
 
 namespace holdfast::experts::cuda {
 namespace {
 
-using cuda_kernels::bf16_bits_to_float;
-using cuda_kernels::mma_bf16;
-using cuda_kernels::smaller;
+using namespace cuda_kernels;  // what matrix.cuh is made of
 using device::reads;
 using device::writes;
 using device::cuda::launch_cuda;
+using device::cuda::LaunchShape;
+using device::cuda::wait_for_inputs;
 
-constexpr int kWarps = 4;
-constexpr int kBlockPairs = 64;
-constexpr int kColumns = 8;  // of one mma
-
-// ------------------------------------------------------------------------------ group, split
+// ------------------------------------------------------------------------------ group
 
 struct GroupKernel {
   const std::int32_t* ids;
   const std::int32_t* active_rows;
-  const float* x;
-  std::int32_t* group_begin;
+  int4* work;
   std::int32_t* group_pairs;
-  std::int32_t* active;
-  std::uint16_t* x_split;
   MoeShape shape;
 };
 
 constexpr int kGroupThreads = 1024;
 
-// Where column c of a row lies in the split form: its upper half; the lower one is 8 further on.
-__device__ std::int64_t split_at(std::int64_t c) { return c / 8 * 16 + (c % 4) * 2 + c % 8 / 4; }
-__device__ void store_split(std::uint16_t* row, std::int64_t c, float value) {
-  const std::uint32_t bits = __float_as_uint(value);
-  const float rest = value - __uint_as_float(bits & 0xFFFF0000u);
-  const __nv_bfloat16 low = __float2bfloat16_rn(rest);
-  const std::int64_t at = split_at(c);
-  row[at] = static_cast<std::uint16_t>(bits >> 16);
-  row[at + 8] = *reinterpret_cast<const std::uint16_t*>(&low);
-}
-
-// Block 0: each warp walks all pairs in order for its experts, first to count and then to write.
+// One block: each warp walks all pairs in order for its experts, first to count and then to write.
 // Shared memory: where each expert's pairs begin, [E + 1].
-__device__ void group(const GroupKernel& a, std::int64_t pairs, std::int32_t* begin) {
+__global__ void __launch_bounds__(kGroupThreads) group_kernel(GroupKernel a) {
+  extern __shared__ std::int32_t begin[];
+  wait_for_inputs();
+  const std::int64_t pairs =
+      smaller(max(*a.active_rows, 0), a.shape.n) * a.shape.experts_per_token;
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
-  const std::int64_t experts = a.shape.expert_count;
-  const auto walk = [&](std::int64_t expert, std::int32_t at, bool write) {
+  const auto experts = static_cast<int>(a.shape.expert_count);
+  const auto walk = [&](int expert, std::int32_t at, bool write) {
     for (std::int64_t base = 0; base < pairs; base += 32) {
       const std::int64_t pair = base + lane;
       const bool mine = pair < pairs && a.ids[pair] == expert;
@@ -73,35 +60,23 @@ __device__ void group(const GroupKernel& a, std::int64_t pairs, std::int32_t* be
     }
     return at;
   };
-  for (std::int64_t e = warp; e < experts; e += kGroupThreads / 32) {
+  for (int e = warp; e < experts; e += kGroupThreads / 32) {
     const std::int32_t count = walk(e, 0, false);
     if (lane == 0) begin[e + 1] = count;
   }
   __syncthreads();
   if (threadIdx.x == 0) {
-    std::int32_t active = 0;
+    int active = 0;
     begin[0] = 0;
-    for (std::int64_t e = 0; e < experts; ++e) {
-      if (begin[e + 1] > 0) a.active[1 + active++] = static_cast<std::int32_t>(e);
-      begin[e + 1] += begin[e];
+    for (int e = 0; e < experts; ++e) {
+      const std::int32_t first = begin[e];
+      begin[e + 1] += first;
+      if (begin[e + 1] > first) a.work[active++] = make_int4(e, first, begin[e + 1], 0);
     }
-    a.active[0] = active;
+    for (; active < experts; ++active) a.work[active] = make_int4(-1, 0, 0, 0);
   }
   __syncthreads();
-  for (std::int64_t e = threadIdx.x; e <= experts; e += kGroupThreads) a.group_begin[e] = begin[e];
-  for (std::int64_t e = warp; e < experts; e += kGroupThreads / 32) walk(e, begin[e], true);
-}
-
-__global__ void __launch_bounds__(kGroupThreads) group_kernel(GroupKernel a) {
-  const std::int64_t active = smaller(max(*a.active_rows, 0), a.shape.n);
-  extern __shared__ std::int32_t begin[];
-  if (blockIdx.x == 0) return group(a, active * a.shape.experts_per_token, begin);
-  const std::int64_t row = blockIdx.x - 1;
-  if (row >= active) return;
-  std::uint16_t* to = a.x_split + row * 2 * a.shape.hidden;
-  for (std::int64_t c = threadIdx.x; c < a.shape.hidden; c += kGroupThreads) {
-    store_split(to, c, a.x[row * a.shape.hidden + c]);
-  }
+  for (int e = warp; e < experts; e += kGroupThreads / 32) walk(e, begin[e], true);
 }
 
 // ------------------------------------------------------------------------------ the products
@@ -110,32 +85,13 @@ struct MatrixKernel {
   const uint4* codes;
   const std::uint8_t* scales;
   const std::uint16_t* bias;
-  const std::uint16_t* input;  // split rows
-  const std::int32_t* group_begin;
+  const float* input;
+  const int4* work;
   const std::int32_t* group_pairs;
-  const std::int32_t* active;
   std::int64_t rows, blocks;   // of the matrix: rows, K / 32
   std::int64_t pairs_per_row;  // of the input: experts_per_token, or 1 where a pair has a row
+  std::int64_t tiles_of_block;
 };
-
-// Which matrix rows and which pairs a block works on.
-struct Work {
-  std::int64_t expert = -1;  // none
-  std::int64_t first_row = 0;
-  std::int64_t first = 0, end = 0;  // into group_pairs
-};
-__device__ Work work_of(const MatrixKernel& a) {
-  Work work;
-  if (static_cast<std::int32_t>(blockIdx.y) >= a.active[0]) return work;
-  const std::int64_t expert = a.active[1 + blockIdx.y];
-  work.first = a.group_begin[expert] + static_cast<std::int64_t>(blockIdx.z) * kBlockPairs;
-  work.end = a.group_begin[expert + 1];
-  if (work.first >= work.end) return work;
-  work.end = smaller(work.end, work.first + kBlockPairs);
-  work.expert = expert;
-  work.first_row = static_cast<std::int64_t>(blockIdx.x) * 16;
-  return work;
-}
 
 // A block's scale, 2^(s - 127), as two factors: a code's bits taken for a bf16 are its value times
 // 2^-126, so the first is 2^(min(s, 128) - 1); the second, for larger scales only, the rest.
@@ -162,183 +118,207 @@ __device__ std::uint32_t decode(std::uint32_t word, int j, const Scale& scale, b
   return large ? multiply_pairs(value, scale.rest) : value;
 }
 
-template <int kGroups>
-__device__ void multiply(const MatrixKernel& a, const Work& work, float (&sums)[kGroups][4]) {
-  const int warp = threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
-  const int line = lane / 4;
-  const std::int64_t low_row = work.first_row + line;
-  const std::int64_t matrix = work.expert * a.rows;
-  const bool has_low = low_row < a.rows;
-  const bool has_high = low_row + 8 < a.rows;
-  const std::int64_t width = a.blocks * 64;  // of a split row, in bf16
-  const std::uint16_t* input[kGroups];
-  for (int g = 0; g < kGroups; ++g) {
-    const std::int64_t at = work.first + g * kColumns + line;
-    const std::int64_t pair = at < work.end ? a.group_pairs[at] : a.group_pairs[work.first];
-    input[g] = a.input + pair / a.pairs_per_row * width;
+// One expert's matrix.
+struct Mxfp4Matrix {
+  using Order = Mxfp4Order;
+  static constexpr int kUnits = 1;
+  struct Unit {
+    uint4 low, high;
+    std::uint32_t scales;  // of low, and of high 16 bits on
+  };
+  struct Lines {
+    int low = -1, high = -1;  // the rows' first blocks
+  };
+  const uint4* codes;
+  const std::uint8_t* scales;
+  int rows, blocks;
+
+  __device__ Mxfp4Matrix(const MatrixKernel& a, int expert)
+      : codes(a.codes + expert * a.rows * a.blocks),
+        scales(a.scales + expert * a.rows * a.blocks),
+        rows(static_cast<int>(a.rows)),
+        blocks(static_cast<int>(a.blocks)) {}
+  __device__ int stages() const { return (blocks + 3) / 4; }
+  __device__ std::int64_t columns() const { return blocks * 32; }
+  __device__ Lines lines(int tile) const {
+    const int low = tile * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
+    return {low < rows ? low * blocks : -1, low + 8 < rows ? (low + 8) * blocks : -1};
   }
-  const std::int64_t steps = (a.blocks + 3) / 4;
-#pragma unroll(kGroups == 1 ? 4 : 2)
-  for (std::int64_t step = warp; step < steps; step += kWarps) {
-    const std::int64_t block = step * 4 + lane % 4;
-    const bool in_range = block < a.blocks;
-    uint4 low = make_uint4(0, 0, 0, 0);
-    uint4 high = low;
+  __device__ Unit load(const Lines& lines, int unit, bool valid) const {
+    const int block = unit * 4 + static_cast<int>(threadIdx.x) % 4;
+    valid = valid && block < blocks;
+    Unit loaded = {make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0), 127u | 127u << 16};
     std::uint32_t low_scale = 127;
     std::uint32_t high_scale = 127;
-    if (in_range && has_low) {
-      const std::int64_t at = (matrix + low_row) * a.blocks + block;
-      low = __ldg(a.codes + at);
-      low_scale = __ldg(a.scales + at);
+    if (valid && lines.low >= 0) {
+      loaded.low = __ldg(codes + lines.low + block);
+      low_scale = __ldg(scales + lines.low + block);
     }
-    if (in_range && has_high) {
-      const std::int64_t at = (matrix + low_row + 8) * a.blocks + block;
-      high = __ldg(a.codes + at);
-      high_scale = __ldg(a.scales + at);
+    if (valid && lines.high >= 0) {
+      loaded.high = __ldg(codes + lines.high + block);
+      high_scale = __ldg(scales + lines.high + block);
     }
+    loaded.scales = low_scale | high_scale << 16;
+    return loaded;
+  }
+  __device__ static void fragment(const Unit& unit, int word, std::uint32_t (&a)[2][4]) {
+    const std::uint32_t low_scale = unit.scales & 0xFFFFu;
+    const std::uint32_t high_scale = unit.scales >> 16;
     const bool large = __any_sync(0xFFFFFFFFu, max(low_scale, high_scale) > 128);
     const Scale low_factor = scale_of(low_scale);
     const Scale high_factor = scale_of(high_scale);
-    const std::uint32_t low_words[4] = {low.x, low.y, low.z, low.w};
-    const std::uint32_t high_words[4] = {high.x, high.y, high.z, high.w};
+    const std::uint32_t low = word == 0   ? unit.low.x
+                              : word == 1 ? unit.low.y
+                              : word == 2 ? unit.low.z
+                                          : unit.low.w;
+    const std::uint32_t high = word == 0   ? unit.high.x
+                               : word == 1 ? unit.high.y
+                               : word == 2 ? unit.high.z
+                                           : unit.high.w;
 #pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      std::uint32_t weights[2][4];
-      for (int half = 0; half < 2; ++half) {
-        weights[half][0] = decode(low_words[w], half * 2, low_factor, large);
-        weights[half][1] = decode(high_words[w], half * 2, high_factor, large);
-        weights[half][2] = decode(low_words[w], half * 2 + 1, low_factor, large);
-        weights[half][3] = decode(high_words[w], half * 2 + 1, high_factor, large);
-      }
-      for (int g = 0; g < kGroups; ++g) {
-        uint4 hi = make_uint4(0, 0, 0, 0);
-        uint4 lo = hi;
-        if (in_range) {
-          const auto* at = reinterpret_cast<const uint4*>(input[g] + (block * 4 + w) * 16);
-          hi = at[0];
-          lo = at[1];
-        }
-        mma_bf16(sums[g], weights[0], hi.x, hi.y);
-        mma_bf16(sums[g], weights[0], lo.x, lo.y);
-        mma_bf16(sums[g], weights[1], hi.z, hi.w);
-        mma_bf16(sums[g], weights[1], lo.z, lo.w);
-      }
+    for (int half = 0; half < 2; ++half) {
+      a[half][0] = decode(low, half * 2, low_factor, large);
+      a[half][1] = decode(high, half * 2, high_factor, large);
+      a[half][2] = decode(low, half * 2 + 1, low_factor, large);
+      a[half][3] = decode(high, half * 2 + 1, high_factor, large);
     }
   }
-}
-
-// The warps' sums of one group of 8 pairs, added in order: totals[row][pair] with the bias.
-struct Totals {
-  float warp[kWarps][16][kColumns + 1];
-  float sum[16][kColumns + 1];
 };
-__device__ void add_up(const MatrixKernel& a, const Work& work, const float (&sums)[4],
-                       Totals& totals) {
-  const int warp = threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
-  __syncthreads();
-  for (int i = 0; i < 4; ++i) {
-    totals.warp[warp][lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2] = sums[i];
-  }
-  __syncthreads();
-  const int row = threadIdx.x % 16;
-  const int column = threadIdx.x / 16;
-  float sum = 0.0f;
-  for (int w = 0; w < kWarps; ++w) sum += totals.warp[w][row][column];
-  const std::int64_t at = work.first_row + row;
-  if (at < a.rows) sum += bf16_bits_to_float(a.bias[work.expert * a.rows + at]);
-  totals.sum[row][column] = sum;
-  __syncthreads();
-}
-static_assert(kWarps * 32 == 16 * kColumns, "a thread for each value of a group");
-
-// Calls store(pair, totals, column) with a whole block for each group of pairs.
-template <int kGroups, typename Store>
-__device__ void run(const MatrixKernel& a, const Work& work, Totals& totals, const Store& store) {
-  float sums[kGroups][4] = {};
-  multiply<kGroups>(a, work, sums);
-#pragma unroll
-  for (int g = 0; g < kGroups; ++g) {
-    add_up(a, work, sums[g], totals);
-    store(g);
-  }
-}
-// `kFew`: an expert has at most 8 pairs, and the registers of more are left to other blocks.
-template <bool kFew, typename Store>
-__device__ void run_any(const MatrixKernel& a, const Work& work, Totals& totals,
-                        const Store& store) {
-  const std::int64_t count = work.end - work.first;
-  if constexpr (kFew) {
-    return run<1>(a, work, totals, store);
-  }
-  if (count <= 8) {
-    run<1>(a, work, totals, store);
-  } else if (count <= 16) {
-    run<2>(a, work, totals, store);
-  } else if (count <= 32) {
-    run<4>(a, work, totals, store);
-  } else {
-    run<8>(a, work, totals, store);
-  }
-}
 
 struct GateUpKernel {
   MatrixKernel matrix;
   const float* alpha;
   const float* beta;
   const float* limit;
-  std::uint16_t* activation;
+  float* activation;
 };
 
-// (u + beta) g / (1 + exp(-alpha g)), g and u clamped; a NaN stays one.
+// (u + beta) g / (1 + exp(-alpha g)), g and u clamped; a NaN stays one. No sum is contracted into a
+// neighbour's product, so that every kernel has the same bits.
 __device__ float swiglu(float g, float u, float alpha, float beta, float limit) {
   g = g > limit ? limit : g;
   u = u > limit ? limit : u < -limit ? -limit : u;
-  const float power = -alpha * g;
-  return g / (1.0f + expf(power < 88.0f ? power : 88.0f)) * (u + beta);
+  const float power = __fmul_rn(-alpha, g);
+  const float divisor = __fadd_rn(1.0f, expf(power < 88.0f ? power : 88.0f));
+  return __fmul_rn(g / divisor, __fadd_rn(u, beta));
 }
 
 // Matrix rows alternate gate, up: a tile of 16 holds 8 columns of the activation.
-template <bool kFew>
-__global__ void __launch_bounds__(kWarps * 32) gate_up_kernel(GateUpKernel a) {
-  __shared__ Totals totals;
-  const Work work = work_of(a.matrix);
-  if (work.expert < 0) return;
-  const float alpha = a.alpha[work.expert];
-  const float beta = a.beta[work.expert];
-  const float limit = a.limit[work.expert];
-  run_any<kFew>(a.matrix, work, totals, [&](int g) {
-    const int column = threadIdx.x % 8;
-    const int pair_index = threadIdx.x / 8;
-    const std::int64_t at = work.first + g * kColumns + pair_index;
-    const std::int64_t row = work.first_row + 2 * column;
-    if (pair_index >= kColumns || at >= work.end || row + 1 >= a.matrix.rows) return;
-    const float value = swiglu(totals.sum[2 * column][pair_index],
-                               totals.sum[2 * column + 1][pair_index], alpha, beta, limit);
-    const std::int64_t pair = a.matrix.group_pairs[at];
-    store_split(a.activation + pair * a.matrix.rows, row / 2, value);
-  });
-}
+struct GateUpFinish {
+  static constexpr int kPartner = 1;
+  const GateUpKernel& a;
+  int4 work;
+  float alpha, beta, limit;
+
+  __device__ GateUpFinish(const GateUpKernel& kernel, int4 of)
+      : a(kernel), work(of), alpha(a.alpha[of.x]), beta(a.beta[of.x]), limit(a.limit[of.x]) {}
+  __device__ void operator()(int tile, int i, int column, float sum, float other) const {
+    const std::int64_t row = static_cast<std::int64_t>(tile) * 16 + i;
+    if (i % 2 != 0 || row + 1 >= a.matrix.rows || work.y + column >= work.z) return;
+    const std::uint16_t* bias = a.matrix.bias + work.x * a.matrix.rows + row;
+    const std::int64_t pair = a.matrix.group_pairs[work.y + column];
+    a.activation[pair * (a.matrix.rows / 2) + row / 2] =
+        swiglu(__fadd_rn(sum, bf16_bits_to_float(bias[0])),
+               __fadd_rn(other, bf16_bits_to_float(bias[1])), alpha, beta, limit);
+  }
+};
 
 struct DownKernel {
   MatrixKernel matrix;
   float* down_out;
 };
+struct DownFinish {
+  static constexpr int kPartner = 0;
+  const DownKernel& a;
+  int4 work;
 
-template <bool kFew>
-__global__ void __launch_bounds__(kWarps * 32) down_kernel(DownKernel a) {
-  __shared__ Totals totals;
-  const Work work = work_of(a.matrix);
-  if (work.expert < 0) return;
-  run_any<kFew>(a.matrix, work, totals, [&](int g) {
-    const std::int64_t row = work.first_row + threadIdx.x % 16;
-    const int column = threadIdx.x / 16;
-    const std::int64_t at = work.first + g * kColumns + column;
-    if (at >= work.end || row >= a.matrix.rows) return;
-    const std::int64_t pair = a.matrix.group_pairs[at];
-    a.down_out[pair * a.matrix.rows + row] = totals.sum[threadIdx.x % 16][column];
+  __device__ DownFinish(const DownKernel& kernel, int4 of) : a(kernel), work(of) {}
+  __device__ void operator()(int tile, int i, int column, float sum, float) const {
+    const std::int64_t row = static_cast<std::int64_t>(tile) * 16 + i;
+    if (row >= a.matrix.rows || work.y + column >= work.z) return;
+    const std::int64_t pair = a.matrix.group_pairs[work.y + column];
+    a.down_out[pair * a.matrix.rows + row] =
+        __fadd_rn(sum, bf16_bits_to_float(a.matrix.bias[work.x * a.matrix.rows + row]));
+  }
+};
+
+extern __shared__ uint4 shared_words[];
+__device__ std::byte* shared_bytes() { return reinterpret_cast<std::byte*>(shared_words); }
+
+__device__ const float* input_row(const MatrixKernel& a, int at) {
+  const std::int64_t pair = a.group_pairs[at];
+  return a.input + pair / a.pairs_per_row * (a.blocks * 32);
+}
+
+// Up to 8 rows, so that an expert has at most 8 pairs: x = their rows in shared memory.
+template <typename Kernel, typename Finish>
+__global__ void __launch_bounds__(kThreads, 2) few_kernel(Kernel k) {
+  __shared__ FewSums sums;
+  const MatrixKernel& a = k.matrix;
+  wait_for_inputs();
+  const int4 work = a.work[blockIdx.y];
+  if (work.x < 0) return;
+  const Mxfp4Matrix matrix(a, work.x);
+  const int tiles = (matrix.rows + 15) / 16;
+  const int first = static_cast<int>(blockIdx.x * a.tiles_of_block);
+  FewRows<Mxfp4Matrix, 3> rows(matrix, first,
+                               min(first + static_cast<int>(a.tiles_of_block), tiles));
+  const int stages = matrix.stages();
+  const int count = work.z - work.y;
+  for (int r = 0; r < count; ++r) {
+    const float* x = input_row(a, work.y + r);
+    for (int chunk = threadIdx.x; chunk < stages * 16; chunk += kThreads) {
+      const int column = chunk * 8;
+      store_chunk<Mxfp4Order>(shared_bytes() + r * Mxfp4Order::row_bytes(stages) +
+                                  chunk / 16 * Mxfp4Order::kStageBytes +
+                                  Mxfp4Order::chunk_offset(chunk % 16),
+                              column < matrix.columns() ? load_eight(x + column) : Eight{});
+    }
+  }
+  __syncthreads();
+  rows.template run<Finish::kPartner>(shared_bytes(), count, sums, Finish(k, work));
+}
+
+// Pairs [work.y, work.z) of an expert, up to 8 kGroups of them.
+template <int kRowTiles, int kGroups, typename Kernel, typename Finish>
+__device__ void run_tiles(const Kernel& k, int4 work) {
+  const MatrixKernel& a = k.matrix;
+  const Mxfp4Matrix matrix(a, work.x);
+  TileRows<Mxfp4Matrix, kRowTiles, kGroups, kRowTiles == 1 ? 2 : 1, true> tile;
+  const int first =
+      (static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32) * kRowTiles;
+  tile.run(matrix, first, 0, matrix.stages(), shared_bytes(), [&](int i) {
+    return work.y + i < work.z ? input_row(a, work.y + i) : nullptr;
   });
+  const Finish finish(k, work);
+#pragma unroll
+  for (int t = 0; t < kRowTiles; ++t) {
+    store_fragments<Finish::kPartner, kGroups>(
+        tile.total[t], [&](int i, int column, float sum, float other) {
+          finish(first + t, i, column, sum, other);
+        });
+  }
+}
+
+constexpr int kBlockPairs = 64;
+
+template <int kRowTiles, typename Kernel, typename Finish>
+__global__ void __launch_bounds__(kThreads, kRowTiles == 1 ? 2 : 1) tile_kernel(Kernel k) {
+  wait_for_inputs();
+  int4 work = k.matrix.work[blockIdx.y];
+  work.y += static_cast<int>(blockIdx.z) * kBlockPairs;
+  if (work.x < 0 || work.y >= work.z) return;
+  work.z = min(work.z, work.y + kBlockPairs);
+  const int count = work.z - work.y;
+  if (count <= 8) {
+    run_tiles<kRowTiles, 1, Kernel, Finish>(k, work);
+  } else if (count <= 16) {
+    run_tiles<kRowTiles, 2, Kernel, Finish>(k, work);
+  } else if (count <= 32) {
+    run_tiles<kRowTiles, 4, Kernel, Finish>(k, work);
+  } else {
+    run_tiles<kRowTiles, 8, Kernel, Finish>(k, work);
+  }
 }
 
 // ------------------------------------------------------------------------------ combine
@@ -353,85 +333,98 @@ struct CombineKernel {
   MoeShape shape;
 };
 
-__global__ void combine_kernel(CombineKernel a) {
+constexpr int kCombineThreads = 256;
+
+__global__ void __launch_bounds__(kCombineThreads) combine_kernel(CombineKernel a) {
+  wait_for_inputs();
   const std::int64_t row = blockIdx.x;
   if (row >= *a.active_rows) return;
   const std::int64_t k = a.shape.experts_per_token;
-  for (std::int64_t h = threadIdx.x; h < a.shape.hidden; h += blockDim.x) {
-    float sum = a.residual[row * a.shape.hidden + h];
-    for (std::int64_t i = 0; i < k; ++i) {
-      const std::int64_t pair = row * k + i;
-      const std::int32_t id = a.ids[pair];
-      if (id < 0 || id >= a.shape.expert_count) continue;
-      sum += a.weights[pair] * a.down_out[pair * a.shape.hidden + h];
-    }
-    a.out[row * a.shape.hidden + h] = sum;
+  const std::int64_t h = static_cast<std::int64_t>(blockIdx.y) * kCombineThreads + threadIdx.x;
+  if (h >= a.shape.hidden) return;
+  float sum = a.residual[row * a.shape.hidden + h];
+  for (std::int64_t i = 0; i < k; ++i) {
+    const std::int64_t pair = row * k + i;
+    const std::int32_t id = a.ids[pair];
+    if (id < 0 || id >= a.shape.expert_count) continue;
+    sum = fmaf(a.weights[pair], a.down_out[pair * a.shape.hidden + h], sum);
   }
+  a.out[row * a.shape.hidden + h] = sum;
 }
+
+// ------------------------------------------------------------------------------ launches
 
 MatrixKernel matrix_kernel(const MatrixViews& matrix, const TensorView& input,
                            std::int64_t pairs_per_row, const Workspace& workspace) {
   return {matrix.codes.as<const uint4>(),
           matrix.scales.as<const std::uint8_t>(),
           matrix.bias.as<const std::uint16_t>(),
-          input.as<const std::uint16_t>(),
-          workspace.group_begin.as<const std::int32_t>(),
+          input.as<const float>(),
+          workspace.work.as<const int4>(),
           workspace.group_pairs.as<const std::int32_t>(),
-          workspace.active.as<const std::int32_t>(),
           matrix.codes.shape[1],
           matrix.codes.shape[2],
-          pairs_per_row};
+          pairs_per_row,
+          1};
 }
 
-// A row goes to an expert once.
-bool is_few(const MoeShape& shape) { return shape.n <= kColumns; }
+constexpr std::int64_t kManyRows = 256;
 
-// Every expert that can have pairs, and for each as many groups of 64 as one expert can have.
-device::cuda::LaunchShape matrix_shape(const MoeShape& shape, std::int64_t rows) {
+// Every expert that can have pairs, and for each as many groups of 64 as one expert can have: a row
+// goes to an expert once.
+template <typename Kernel, typename Finish>
+Status launch_matrix(device::Stream& stream, const char* name, const MoeShape& shape,
+                     Kernel kernel, std::initializer_list<device::Operand> operands) {
   const std::int64_t pairs = shape.n * shape.experts_per_token;
-  const std::int64_t experts = pairs < shape.expert_count ? pairs : shape.expert_count;
-  return {.grid = dim3(static_cast<unsigned>((rows + 15) / 16), static_cast<unsigned>(experts),
-                       static_cast<unsigned>((shape.n + kBlockPairs - 1) / kBlockPairs)),
-          .block = dim3(kWarps * 32)};
+  const auto experts = static_cast<unsigned>(std::min(pairs, shape.expert_count));
+  const std::int64_t tiles = (kernel.matrix.rows + 15) / 16;
+  const auto blocks = [](std::int64_t count, std::int64_t each) {
+    return static_cast<unsigned>((count + each - 1) / each);
+  };
+  LaunchShape launch{.block = dim3(kThreads), .overlaps = true};
+  if (shape.n <= kColumns) {
+    kernel.matrix.tiles_of_block = pairs <= 8 ? 2 : 4;
+    launch.grid = dim3(blocks(tiles, kernel.matrix.tiles_of_block), experts);
+    launch.shared_bytes = static_cast<std::size_t>(
+        shape.n * Mxfp4Order::row_bytes(stages_of(kernel.matrix.blocks * 32)));
+    return launch_cuda(stream, {name, launch}, few_kernel<Kernel, Finish>, kernel, operands);
+  }
+  const bool many = shape.n >= kManyRows;
+  launch.shared_bytes = TileRows<Mxfp4Matrix, 1, 8, 1, true>::kSharedBytes;
+  launch.grid = dim3(blocks(tiles, kWarps * (many ? 2 : 1)), experts, blocks(shape.n, kBlockPairs));
+  return launch_cuda(stream, {name, launch},
+                     many ? tile_kernel<2, Kernel, Finish> : tile_kernel<1, Kernel, Finish>, kernel,
+                     operands);
 }
 
 }  // namespace
 
-Status group_and_split(device::Stream& stream, const MoeShape& shape, const ExpertsArgs& args,
-                       const Workspace& workspace) {
+Status group(device::Stream& stream, const MoeShape& shape, const ExpertsArgs& args,
+             const Workspace& workspace) {
   const GroupKernel kernel{args.ids.as<const std::int32_t>(),
-                           args.active_rows.as<const std::int32_t>(),
-                           args.x.as<const float>(),
-                           workspace.group_begin.as<std::int32_t>(),
-                           workspace.group_pairs.as<std::int32_t>(),
-                           workspace.active.as<std::int32_t>(),
-                           workspace.x_split.as<std::uint16_t>(),
-                           shape};
+                           args.active_rows.as<const std::int32_t>(), workspace.work.as<int4>(),
+                           workspace.group_pairs.as<std::int32_t>(), shape};
   return launch_cuda(
       stream,
       {"experts.group",
-       {.grid = dim3(static_cast<unsigned>(shape.n) + 1),
-        .block = dim3(kGroupThreads),
-        .shared_bytes = sizeof(std::int32_t) * static_cast<std::size_t>(shape.expert_count + 1)}},
+       {.block = dim3(kGroupThreads),
+        .shared_bytes = sizeof(std::int32_t) * static_cast<std::size_t>(shape.expert_count + 1),
+        .overlaps = true}},
       group_kernel, kernel,
-      {reads("ids", args.ids), reads("active_rows", args.active_rows), reads("x", args.x),
-       writes("group_begin", workspace.group_begin), writes("group_pairs", workspace.group_pairs),
-       writes("active", workspace.active), writes("x_split", workspace.x_split)});
+      {reads("ids", args.ids), reads("active_rows", args.active_rows),
+       writes("work", workspace.work), writes("group_pairs", workspace.group_pairs)});
 }
 
-Status gate_up(device::Stream& stream, const MoeShape& shape, const MatrixViews& matrix,
-               const Swiglu& swiglu, const Workspace& workspace) {
-  const GateUpKernel kernel{
-      matrix_kernel(matrix, workspace.x_split, shape.experts_per_token, workspace),
-      swiglu.alpha.as<const float>(), swiglu.beta.as<const float>(), swiglu.limit.as<const float>(),
-      workspace.activation.as<std::uint16_t>()};
-  return launch_cuda(
-      stream, {"experts.gate_up", matrix_shape(shape, matrix.codes.shape[1])},
-      is_few(shape) ? gate_up_kernel<true> : gate_up_kernel<false>, kernel,
+Status gate_up(device::Stream& stream, const MoeShape& shape, const ExpertsArgs& args,
+               const MatrixViews& matrix, const Swiglu& swiglu, const Workspace& workspace) {
+  const GateUpKernel kernel{matrix_kernel(matrix, args.x, shape.experts_per_token, workspace),
+                            swiglu.alpha.as<const float>(), swiglu.beta.as<const float>(),
+                            swiglu.limit.as<const float>(), workspace.activation.as<float>()};
+  return launch_matrix<GateUpKernel, GateUpFinish>(
+      stream, "experts.gate_up", shape, kernel,
       {reads("gate_up_codes", matrix.codes), reads("gate_up_scales", matrix.scales),
-       reads("gate_up_bias", matrix.bias), reads("x_split", workspace.x_split),
-       reads("group_begin", workspace.group_begin), reads("group_pairs", workspace.group_pairs),
-       reads("active", workspace.active), reads("swiglu_alpha", swiglu.alpha),
+       reads("gate_up_bias", matrix.bias), reads("x", args.x), reads("work", workspace.work),
+       reads("group_pairs", workspace.group_pairs), reads("swiglu_alpha", swiglu.alpha),
        reads("swiglu_beta", swiglu.beta), reads("swiglu_limit", swiglu.limit),
        writes("activation", workspace.activation)});
 }
@@ -440,13 +433,12 @@ Status down(device::Stream& stream, const MoeShape& shape, const MatrixViews& ma
             const Workspace& workspace) {
   const DownKernel kernel{matrix_kernel(matrix, workspace.activation, 1, workspace),
                           workspace.down_out.as<float>()};
-  return launch_cuda(
-      stream, {"experts.down", matrix_shape(shape, matrix.codes.shape[1])},
-      is_few(shape) ? down_kernel<true> : down_kernel<false>, kernel,
+  return launch_matrix<DownKernel, DownFinish>(
+      stream, "experts.down", shape, kernel,
       {reads("down_codes", matrix.codes), reads("down_scales", matrix.scales),
        reads("down_bias", matrix.bias), reads("activation", workspace.activation),
-       reads("group_begin", workspace.group_begin), reads("group_pairs", workspace.group_pairs),
-       reads("active", workspace.active), writes("down_out", workspace.down_out)});
+       reads("work", workspace.work), reads("group_pairs", workspace.group_pairs),
+       writes("down_out", workspace.down_out)});
 }
 
 Status combine(device::Stream& stream, const MoeShape& shape, const ExpertsArgs& args,
@@ -458,13 +450,16 @@ Status combine(device::Stream& stream, const MoeShape& shape, const ExpertsArgs&
                              args.active_rows.as<const std::int32_t>(),
                              args.out.as<float>(),
                              shape};
-  return launch_cuda(
-      stream,
-      {"experts.combine", {.grid = dim3(static_cast<unsigned>(shape.n)), .block = dim3(256)}},
-      combine_kernel, kernel,
-      {reads("down_out", workspace.down_out), reads("ids", args.ids),
-       reads("weights", args.weights), reads("residual", args.residual),
-       reads("active_rows", args.active_rows), writes("out", args.out)});
+  const auto columns = static_cast<unsigned>((shape.hidden + kCombineThreads - 1) / kCombineThreads);
+  return launch_cuda(stream,
+                     {"experts.combine",
+                      {.grid = dim3(static_cast<unsigned>(shape.n), columns),
+                       .block = dim3(kCombineThreads),
+                       .overlaps = true}},
+                     combine_kernel, kernel,
+                     {reads("down_out", workspace.down_out), reads("ids", args.ids),
+                      reads("weights", args.weights), reads("residual", args.residual),
+                      reads("active_rows", args.active_rows), writes("out", args.out)});
 }
 
 }  // namespace holdfast::experts::cuda

@@ -1,6 +1,5 @@
-// The CUDA kernels of MXFP4 experts, in launch order: group the (row, slot) pairs by expert and
-// split x, gate_up with SwiGLU, down, combine. Weights as the checkpoint holds them. No state; the
-// stream's thread.
+// The CUDA kernels of MXFP4 experts, in launch order: group the (row, slot) pairs by expert, gate_up
+// with SwiGLU, down, combine. Weights as the checkpoint holds them. No state; the stream's thread.
 #pragma once
 
 #include <cstdint>
@@ -27,25 +26,23 @@ struct MatrixViews {
   TensorView codes, scales, bias;
 };
 
-// Scratch, for n = max_rows. "Split" rows hold each group of 8 columns as 8 bf16 upper halves and 8
-// lower ones, columns in the order 0 4 1 5 2 6 3 7 (mma.cuh, and how codes are decoded).
+// Scratch, for n = max_rows.
 struct Workspace {
-  TensorView group_begin;  // i32 [E + 1]
+  TensorView work;         // i32 [E, 4]: an expert that has pairs, where they begin and end in
+                           // group_pairs, 0; -1, 0, 0, 0 after the last one
   TensorView group_pairs;  // i32 [n * K], by expert, ascending within one
-  TensorView active;       // i32 [E + 1]: how many experts have pairs, then which
-  TensorView x_split;      // bf16 [n, 2 H]
-  TensorView activation;   // bf16 [n * K, 2 I]
+  TensorView activation;   // f32 [n * K, I]
   TensorView down_out;     // f32 [n * K, H], bias included
 };
 
-Status group_and_split(device::Stream& stream, const MoeShape& shape, const ExpertsArgs& args,
-                       const Workspace& workspace);
+Status group(device::Stream& stream, const MoeShape& shape, const ExpertsArgs& args,
+             const Workspace& workspace);
 // alpha, beta, limit: f32 [E].
 struct Swiglu {
   TensorView alpha, beta, limit;
 };
-Status gate_up(device::Stream& stream, const MoeShape& shape, const MatrixViews& matrix,
-               const Swiglu& swiglu, const Workspace& workspace);
+Status gate_up(device::Stream& stream, const MoeShape& shape, const ExpertsArgs& args,
+               const MatrixViews& matrix, const Swiglu& swiglu, const Workspace& workspace);
 Status down(device::Stream& stream, const MoeShape& shape, const MatrixViews& matrix,
             const Workspace& workspace);
 Status combine(device::Stream& stream, const MoeShape& shape, const ExpertsArgs& args,

@@ -1,27 +1,34 @@
 // paged_attention: causal attention over cached keys, with sinks and sliding window (ops.h).
 //
-// A block serves one row (token) and some query heads of one key head. Keys go
-// in tiles of 32 at fixed positions; tile t belongs to warp t % 8. In a tile each lane scores one
-// key, the warp updates its running maximum, and then each lane sums its dimensions of the values.
-// The warps' results are joined in order, so that the order of additions depends on the row's
-// position alone. Head dimension up to 256 and a multiple of 4.
+// A block serves one row (token) and some query heads of one key head. Keys go in tiles of 32 at
+// fixed positions, and tile t belongs to strand t % 32: a running softmax and sums of its own. In a
+// tile each lane scores one key, then each lane sums its dimensions of the values. The strands'
+// results are joined in order, so that the order of additions depends on the row's position alone.
+// Few rows get a cluster of four blocks each, which share the strands out and join them through the
+// cluster's shared memory. Head dimension up to 256 and a multiple of 4.
+#include <cooperative_groups.h>
+
 #include <cmath>
 
 #include "device/cuda/cuda_stream.h"
+#include "device/cuda/launch.cuh"
 #include "ops/cuda/launchers.h"
 #include "ops/cuda/mma.cuh"
 
 namespace holdfast::ops::cuda {
 namespace {
 
+namespace cg = cooperative_groups;
 using cuda_kernels::bf16_bits_to_float;
 using cuda_kernels::smaller;
 using device::reads;
 using device::writes;
 using device::cuda::launch_cuda;
+using device::cuda::wait_for_inputs;
 
 constexpr int kWarps = 8;
 constexpr int kTile = 32;
+constexpr int kStrands = 32;
 
 struct AttentionKernel {
   const float* qkv;
@@ -64,157 +71,274 @@ __device__ float warp_sum(float value) {
   return value;
 }
 
-// One warp's running softmax and sums of each head; a lane's dimensions are lane, lane + 32, ...
-template <int kHeads, int kDims>
-struct Running {
-  float largest[kHeads];
-  float denominator[kHeads];
-  float sums[kHeads][kDims];
-};
-
 // The query heads of one block.
 struct Heads {
   std::int64_t kv_head = 0, first = 0;
   int count = 0;
-  const float* queries = nullptr;  // shared, [kHeads][dim]
 };
 
-// A lane's key lies at `offset` (-1: it sees none).
-template <int kHeads, int kDims>
-__device__ void attend_tile(const AttentionKernel& a, std::int64_t offset, const Heads& heads,
-                            Running<kHeads, kDims>& running) {
+// What a block keeps in shared memory, of kHeads heads and kHere strands.
+template <int kHeads, int kHere>
+struct Shared {
+  float* queries;      // [kHeads][dim]
+  float* weights;      // [kWarps][kHeads][kTile]: of one tile's keys
+  float* largest;      // [kHere][kHeads]
+  float* denominator;  // [kHere][kHeads]
+  float* factor;       // [kHeads][kStrands]: what a strand's sums are multiplied with
+  float* total;        // [kHeads]
+  float* sums;         // [kHere][kHeads][dim]
+
+  __host__ __device__ static std::size_t bytes(std::int64_t dim) {
+    return sizeof(float) * static_cast<std::size_t>(kHeads * dim + kWarps * kHeads * kTile +
+                                                    2 * kHere * kHeads + kHeads * kStrands +
+                                                    kHeads + kHere * kHeads * dim);
+  }
+  __device__ Shared(float* at, std::int64_t dim) {
+    queries = at;
+    sums = queries + kHeads * dim;
+    weights = sums + kHere * kHeads * dim;
+    largest = weights + kWarps * kHeads * kTile;
+    denominator = largest + kHere * kHeads;
+    factor = denominator + kHere * kHeads;
+    total = factor + kHeads * kStrands;
+  }
+};
+
+// One strand's running softmax and sums of each head; a lane's dimensions are 2 lane, 2 lane + 1,
+// 2 lane + 64, ...
+template <int kHeads, int kPairs>
+struct Running {
+  float largest[kHeads];
+  float denominator[kHeads];
+  float2 sums[kHeads][kPairs];
+};
+
+// A lane's key lies at `offset` (-1: it sees none). `weights`: the warp's, shared.
+template <int kHeads, int kPairs, int kDim>
+__device__ void attend_tile(const AttentionKernel& a, std::int64_t offset, const float* queries,
+                            float* weights, Running<kHeads, kPairs>& running) {
   const int lane = threadIdx.x % 32;
+  const std::int64_t dim = kDim > 0 ? kDim : a.dim;
   float scores[kHeads];
+#pragma unroll
   for (int h = 0; h < kHeads; ++h) scores[h] = 0.0f;
   if (offset >= 0) {
-    const float* key = a.key_pages + offset + heads.kv_head * a.dim;
-#pragma unroll 4
-    for (std::int64_t d = 0; d < a.dim; d += 4) {
-      const float4 k = *reinterpret_cast<const float4*>(key + d);
+#pragma unroll(kDim > 0 ? kDim / 4 : 4)
+    for (std::int64_t d = 0; d < dim; d += 4) {
+      const float4 k = *reinterpret_cast<const float4*>(a.key_pages + offset + d);
+#pragma unroll
       for (int h = 0; h < kHeads; ++h) {
-        const float4 q = *reinterpret_cast<const float4*>(heads.queries + h * a.dim + d);
-        scores[h] += q.x * k.x + q.y * k.y + q.z * k.z + q.w * k.w;
+        const float4 q = *reinterpret_cast<const float4*>(queries + h * dim + d);
+        scores[h] = fmaf(q.x, k.x, fmaf(q.y, k.y, fmaf(q.z, k.z, fmaf(q.w, k.w, scores[h]))));
       }
     }
   }
+#pragma unroll
   for (int h = 0; h < kHeads; ++h) {
-    const float score = offset < 0 ? -INFINITY : scores[h] * static_cast<float>(a.scale);
+    const float score =
+        offset < 0 ? -INFINITY : __fmul_rn(scores[h], static_cast<float>(a.scale));
     const float largest = fmaxf(running.largest[h], warp_max(score));
     const float shrink =
-        running.largest[h] == -INFINITY ? 0.0f : expf(running.largest[h] - largest);
-    scores[h] = score == -INFINITY ? 0.0f : expf(score - largest);
-    running.denominator[h] = running.denominator[h] * shrink + warp_sum(scores[h]);
+        running.largest[h] == -INFINITY ? 0.0f : expf(__fadd_rn(running.largest[h], -largest));
+    const float weight = score == -INFINITY ? 0.0f : expf(__fadd_rn(score, -largest));
+    running.denominator[h] = fmaf(running.denominator[h], shrink, warp_sum(weight));
     running.largest[h] = largest;
-    for (int i = 0; i < kDims; ++i) running.sums[h][i] *= shrink;
-  }
-#pragma unroll 8
-  for (int j = 0; j < kTile; ++j) {
-    const std::int64_t at = __shfl_sync(0xFFFFFFFFu, offset, j);
-    const float* value = a.value_pages + at + heads.kv_head * a.dim;
-    float v[kDims];
-    for (int i = 0; i < kDims; ++i) {
-      const std::int64_t d = lane + i * 32;
-      v[i] = at >= 0 && d < a.dim ? value[d] : 0.0f;
+    weights[h * kTile + lane] = weight;
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      running.sums[h][i].x = __fmul_rn(running.sums[h][i].x, shrink);
+      running.sums[h][i].y = __fmul_rn(running.sums[h][i].y, shrink);
     }
+  }
+  __syncwarp();
+#pragma unroll(kDim > 0 ? 4 : 1)
+  for (int first = 0; first < kTile; first += 4) {
+    float2 v[4][kPairs];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const std::int64_t at = __shfl_sync(0xFFFFFFFFu, offset, first + j);
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) {
+        const std::int64_t d = 2 * lane + i * 64;
+        v[j][i] = at >= 0 && d < dim
+                      ? *reinterpret_cast<const float2*>(a.value_pages + at + d)
+                      : make_float2(0.0f, 0.0f);
+      }
+    }
+#pragma unroll
     for (int h = 0; h < kHeads; ++h) {
-      const float p = __shfl_sync(0xFFFFFFFFu, scores[h], j);
-      for (int i = 0; i < kDims; ++i) running.sums[h][i] += p * v[i];
+      const float4 p = *reinterpret_cast<const float4*>(weights + h * kTile + first);
+      const float each[4] = {p.x, p.y, p.z, p.w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i) {
+          running.sums[h][i].x = fmaf(each[j], v[j][i].x, running.sums[h][i].x);
+          running.sums[h][i].y = fmaf(each[j], v[j][i].y, running.sums[h][i].y);
+        }
+      }
     }
   }
+  __syncwarp();
 }
 
-// Joins the warps' sums of one head: scaled to the largest of all, in the order of the warps.
-// `shared`: f32 [2 kWarps + kWarps dim].
-template <int kHeads, int kDims>
-__device__ void join_head(const AttentionKernel& a, const Heads& heads, int h,
-                          const Running<kHeads, kDims>& running, float* shared) {
-  const int warp = threadIdx.x / 32;
+// The keys that a row sees.
+struct Span {
+  std::int64_t begin = 0, end = 0;
+  const std::int32_t* table = nullptr;
+};
+
+// Strand `strand` of the block's heads, into place `here` of the shared memory.
+template <int kHeads, int kPairs, int kDim, int kHere>
+__device__ void run_strand(const AttentionKernel& a, const Span& span, std::int64_t kv_head,
+                           const Shared<kHeads, kHere>& shared, int2 strand_and_here) {
+  const auto [strand, here] = strand_and_here;
   const int lane = threadIdx.x % 32;
-  const std::int64_t head = heads.first + h;
-  float* largest = shared;
-  float* denominator = shared + kWarps;
-  float* values = shared + 2 * kWarps;  // [warps][dim]
-  __syncthreads();
-  if (lane == 0) {
-    largest[warp] = running.largest[h];
-    denominator[warp] = running.denominator[h];
+  Running<kHeads, kPairs> running = {};
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) running.largest[h] = -INFINITY;
+  const std::int64_t first = span.begin / kTile;
+  const std::int64_t skip = (strand - first % kStrands + kStrands) % kStrands;
+  for (std::int64_t tile = first + skip; tile * kTile < span.end; tile += kStrands) {
+    const std::int64_t j = tile * kTile + lane;
+    const bool seen = j >= span.begin && j < span.end;
+    const std::int64_t key = seen ? key_offset(a, span.table, j) : -1;
+    attend_tile<kHeads, kPairs, kDim>(
+        a, key < 0 ? -1 : key + kv_head * a.dim, shared.queries,
+        shared.weights + static_cast<int>(threadIdx.x) / 32 * kHeads * kTile, running);
   }
-  for (int i = 0; i < kDims; ++i) {
-    const std::int64_t d = lane + i * 32;
-    if (d < a.dim) values[warp * a.dim + d] = running.sums[h][i];
-  }
-  __syncthreads();
-  const float sink = sink_at(a, head);
-  float most = sink;
-  for (int w = 0; w < kWarps; ++w) most = fmaxf(most, largest[w]);
-  float total = expf(sink - most);
-  for (int w = 0; w < kWarps; ++w) {
-    if (largest[w] != -INFINITY) total += denominator[w] * expf(largest[w] - most);
-  }
-  const std::int64_t row = blockIdx.x;
-  for (std::int64_t d = threadIdx.x; d < a.dim; d += kWarps * 32) {
-    float sum = 0.0f;
-    for (int w = 0; w < kWarps; ++w) {
-      if (largest[w] != -INFINITY) sum += values[w * a.dim + d] * expf(largest[w] - most);
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    if (lane == 0) {
+      shared.largest[here * kHeads + h] = running.largest[h];
+      shared.denominator[here * kHeads + h] = running.denominator[h];
     }
-    a.out[(row * a.query_heads + head) * a.dim + d] = sum / total;
+    if (running.largest[h] == -INFINITY) continue;
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const std::int64_t d = 2 * lane + i * 64;
+      if (d >= a.dim) continue;
+      *reinterpret_cast<float2*>(shared.sums + (here * kHeads + h) * a.dim + d) =
+          running.sums[h][i];
+    }
   }
 }
 
-// Shared memory, f32: queries [kHeads][dim], then what join_head needs.
-template <int kHeads, int kDims>
+template <int kShare>
+__device__ const float* of_strand(const float* mine, int strand) {
+  if constexpr (kShare == 1) return mine;
+  return cg::this_cluster().map_shared_rank(mine, static_cast<unsigned>(strand) /
+                                                      (kStrands / kShare));
+}
+
+// Joins the strands' sums: scaled to the largest of all, in the order of the strands.
+template <int kHeads, int kShare>
+__device__ void join(const AttentionKernel& a, const Heads& heads, std::int64_t row,
+                     const Shared<kHeads, kStrands / kShare>& shared) {
+  constexpr int kHere = kStrands / kShare;
+  const int warp = threadIdx.x / 32;
+  const int strand = threadIdx.x % 32;
+  const int place = strand % kHere * kHeads;
+  for (int h = warp; h < heads.count; h += kWarps) {
+    const float sink = sink_at(a, heads.first + h);
+    const float largest = of_strand<kShare>(shared.largest, strand)[place + h];
+    const float most = fmaxf(sink, warp_max(largest));
+    const float factor = largest == -INFINITY ? 0.0f : expf(__fadd_rn(largest, -most));
+    shared.factor[h * kStrands + strand] = factor;
+    const float part = factor == 0.0f ? 0.0f
+                                      : __fmul_rn(of_strand<kShare>(shared.denominator,
+                                                                    strand)[place + h], factor);
+    const float total = __fadd_rn(warp_sum(part), expf(__fadd_rn(sink, -most)));
+    if (strand == 0) shared.total[h] = total;
+  }
+  __syncthreads();
+  const int rank = kShare == 1 ? 0 : static_cast<int>(cg::this_cluster().block_rank());
+  const auto dim = static_cast<int>(a.dim);
+  for (int i = rank * kWarps * 32 + static_cast<int>(threadIdx.x); i < heads.count * dim;
+       i += kShare * kWarps * 32) {
+    const int h = i / dim;
+    float sum = 0.0f;
+#pragma unroll 8
+    for (int s = 0; s < kStrands; ++s) {
+      const float factor = shared.factor[h * kStrands + s];
+      if (factor == 0.0f) continue;
+      const float* sums = of_strand<kShare>(shared.sums, s) + (s % kHere * kHeads + h) * dim;
+      sum = fmaf(sums[i % dim], factor, sum);
+    }
+    a.out[(row * a.query_heads + heads.first) * dim + i] = sum / shared.total[h];
+  }
+}
+
+template <int kHeads, int kPairs, int kDim, int kShare>
 __global__ void __launch_bounds__(kWarps * 32) attention_kernel(AttentionKernel a) {
   extern __shared__ float4 shared_words[];
-  float* queries = reinterpret_cast<float*>(shared_words);
-  const std::int64_t row = blockIdx.x;
-  if (row >= *a.active_rows) return;
+  constexpr int kHere = kStrands / kShare;
+  const Shared<kHeads, kHere> shared(reinterpret_cast<float*>(shared_words), a.dim);
+  wait_for_inputs();
+  const std::int64_t row = blockIdx.x / kShare;
+  if (row >= *a.active_rows) return;  // the whole cluster
   const std::int64_t group = a.query_heads / a.kv_heads;
   const std::int64_t slices = (group + kHeads - 1) / kHeads;
-  Heads heads{.kv_head = blockIdx.y / slices, .queries = queries};
+  Heads heads{.kv_head = blockIdx.y / slices};
   heads.first = heads.kv_head * group + blockIdx.y % slices * kHeads;
   heads.count = static_cast<int>(smaller(kHeads, (heads.kv_head + 1) * group - heads.first));
   const std::int64_t position = a.positions[row];
   const std::int64_t sequence = a.row_sequence[row];
-  const bool visible = position >= 0 && sequence >= 0 && sequence < a.sequences;
-  for (std::int64_t i = threadIdx.x; i < kHeads * a.dim; i += kWarps * 32) {
-    const bool there = i / a.dim < heads.count;
-    queries[i] = there ? a.qkv[row * a.width + heads.first * a.dim + i] : 0.0f;
-  }
-  if (!visible) {
+  if (position < 0 || sequence < 0 || sequence >= a.sequences) {
     for (std::int64_t i = threadIdx.x; i < heads.count * a.dim; i += kWarps * 32) {
       a.out[(row * a.query_heads + heads.first) * a.dim + i] = 0.0f;
     }
-    return;
+    return;  // the whole cluster
+  }
+  for (std::int64_t i = threadIdx.x; i < kHeads * a.dim; i += kWarps * 32) {
+    const bool there = i / a.dim < heads.count;
+    shared.queries[i] = there ? a.qkv[row * a.width + heads.first * a.dim + i] : 0.0f;
   }
   __syncthreads();
-  Running<kHeads, kDims> running = {};
-  for (int h = 0; h < kHeads; ++h) running.largest[h] = -INFINITY;
-  const std::int64_t begin =
-      a.window > 0 && position - a.window + 1 > 0 ? position - a.window + 1 : 0;
-  const std::int64_t end = smaller(position + 1, a.blocks * a.page_size);
-  const std::int32_t* table = a.block_tables + sequence * a.blocks;
-  for (std::int64_t tile = begin / kTile; tile * kTile < end; ++tile) {
-    if (tile % kWarps != threadIdx.x / 32) continue;
-    const std::int64_t j = tile * kTile + threadIdx.x % 32;
-    const std::int64_t offset = j >= begin && j < end ? key_offset(a, table, j) : -1;
-    attend_tile<kHeads, kDims>(a, offset, heads, running);
+  const Span span{
+      .begin = a.window > 0 && position - a.window + 1 > 0 ? position - a.window + 1 : 0,
+      .end = smaller(position + 1, a.blocks * a.page_size),
+      .table = a.block_tables + sequence * a.blocks};
+  const int rank = kShare == 1 ? 0 : static_cast<int>(cg::this_cluster().block_rank());
+  for (int here = static_cast<int>(threadIdx.x) / 32; here < kHere; here += kWarps) {
+    run_strand<kHeads, kPairs, kDim, kHere>(a, span, heads.kv_head, shared,
+                                            make_int2(rank * kHere + here, here));
   }
-#pragma unroll
-  for (int h = 0; h < kHeads; ++h) {
-    if (h < heads.count) join_head(a, heads, h, running, queries + kHeads * a.dim);
+  if constexpr (kShare == 1) {
+    __syncthreads();
+    join<kHeads, kShare>(a, heads, row, shared);
+  } else {
+    cg::this_cluster().sync();
+    join<kHeads, kShare>(a, heads, row, shared);
+    cg::this_cluster().sync();
   }
 }
 
-// Few rows need many blocks: they get fewer heads each, whose arithmetic is the same.
-constexpr int kFewHeads = 2;
-constexpr int kManyHeads = 8;
-constexpr std::int64_t kFewRows = 16;
+// Few rows need many blocks: they get fewer heads each, or a cluster; the arithmetic is the same.
+constexpr std::int64_t kFewRows = 4;
+constexpr std::int64_t kSharedRows = 32;
+constexpr int kShare = 4;
 
-template <int kHeads>
-auto kernel_of(std::int64_t dim) {
-  if (dim <= 64) return attention_kernel<kHeads, 2>;
-  if (dim <= 128) return attention_kernel<kHeads, 4>;
-  return attention_kernel<kHeads, 8>;
+struct Choice {
+  void (*function)(AttentionKernel) = nullptr;
+  std::size_t shared_bytes = 0;
+  int heads = 0;
+  unsigned share = 1;
+};
+template <int kHeads, int kPairs, int kDim, int kBlocks>
+Choice choice(std::int64_t dim) {
+  return {attention_kernel<kHeads, kPairs, kDim, kBlocks>,
+          Shared<kHeads, kStrands / kBlocks>::bytes(dim), kHeads, kBlocks};
+}
+Choice choose(std::int64_t rows, std::int64_t dim) {
+  if (dim == 64) {
+    if (rows <= kFewRows) return choice<2, 1, 64, kShare>(dim);
+    if (rows <= kSharedRows) return choice<8, 1, 64, kShare>(dim);
+    return choice<8, 1, 64, 1>(dim);
+  }
+  if (dim <= 64) return rows <= kSharedRows ? choice<8, 1, 0, kShare>(dim) : choice<8, 1, 0, 1>(dim);
+  if (dim <= 128) return rows <= kSharedRows ? choice<4, 2, 0, kShare>(dim) : choice<4, 2, 0, 1>(dim);
+  return rows <= kSharedRows ? choice<2, 4, 0, kShare>(dim) : choice<2, 4, 0, 1>(dim);
 }
 
 }  // namespace
@@ -249,16 +373,17 @@ Status paged_attention(device::Stream& stream, const PagedAttentionArgs& a) {
                                a.window,
                                double{a.scale}};
   const std::int64_t rows = a.qkv.shape[0];
-  const std::int64_t heads = rows <= kFewRows ? kFewHeads : kManyHeads;
-  const std::int64_t slices = (query_heads / pages[2] + heads - 1) / heads;
+  const Choice chosen = choose(rows, dim);
+  const std::int64_t slices = (query_heads / pages[2] + chosen.heads - 1) / chosen.heads;
   const device::cuda::LaunchShape shape{
-      .grid = dim3(static_cast<unsigned>(rows), static_cast<unsigned>(pages[2] * slices)),
+      .grid = dim3(static_cast<unsigned>(rows) * chosen.share,
+                   static_cast<unsigned>(pages[2] * slices)),
       .block = dim3(kWarps * 32),
-      .shared_bytes =
-          sizeof(float) * static_cast<std::size_t>(heads * dim + 2 * kWarps + kWarps * dim)};
-  const auto function = rows <= kFewRows ? kernel_of<kFewHeads>(dim) : kernel_of<kManyHeads>(dim);
+      .shared_bytes = chosen.shared_bytes,
+      .cluster = chosen.share,
+      .overlaps = true};
   return launch_cuda(
-      stream, {"paged_attention", shape}, function, kernel,
+      stream, {"paged_attention", shape}, chosen.function, kernel,
       {reads("qkv", a.qkv), reads("positions", a.positions), reads("row_sequence", a.row_sequence),
        reads("block_tables", a.block_tables), reads("key_pages", a.key_pages),
        reads("value_pages", a.value_pages), reads("sinks", a.sinks),

@@ -1,4 +1,5 @@
 // The CUDA set of kernels behind ops::Kernels.
+#include "base/error.h"
 #include "ops/cuda/launchers.h"
 #include "ops/ops.h"
 
@@ -23,6 +24,17 @@ class CudaKernels final : public Kernels {
   Status gather_rows(Stream& s, const GatherRowsArgs& a) override {
     return cuda::gather_rows(s, a);
   }
+  Status qkv(Stream& s, const QkvArgs& a) override {
+    bool done = false;
+    HF_TRY(cuda::qkv(s, a, done));
+    return done ? Status() : Kernels::qkv(s, a);
+  }
+  Status route(Stream& s, const RouteArgs& a) override {
+    bool done = false;
+    HF_TRY(cuda::route(s, a, done));
+    return done ? Status() : Kernels::route(s, a);
+  }
+  Status head(Stream& s, const HeadArgs& a) override { return cuda::head(s, a); }
 };
 
 }  // namespace

@@ -14,5 +14,9 @@ Status kv_write(device::Stream& stream, const KvWriteArgs& args);
 Status paged_attention(device::Stream& stream, const PagedAttentionArgs& args);
 Status router_top_k(device::Stream& stream, const RouterTopKArgs& args);
 Status gather_rows(device::Stream& stream, const GatherRowsArgs& args);
+// `done` is false where the shapes or dtypes need the parts in turn; then nothing was launched.
+Status qkv(device::Stream& stream, const QkvArgs& args, bool& done);
+Status route(device::Stream& stream, const RouteArgs& args, bool& done);
+Status head(device::Stream& stream, const HeadArgs& args);
 
 }  // namespace holdfast::ops::cuda

@@ -1,230 +1,471 @@
-// linear: out[r, o] = sum_k x[r, k] w[o, k] + bias[o] + residual[r, o] (ops.h).
-//
-// A block computes 16 * kRowTiles output features (o) for up to 64 rows (r), all of k: its warps
-// take the k in turns of 32 and their sums are added in the order of the warps, so that each output
-// has one order of additions, whatever the number of rows. Weights come from memory once, straight
-// into the lanes that multiply them (16 bytes a lane and weight row); x comes from the cache.
-// Needs K a multiple of 8. Shared memory: the warps' sums, [warps][8 columns][64 values].
+// linear: out[r, o] = sum_k x[r, k] w[o, k] + bias[o] + residual[r, o] (ops.h), and with it what comes
+// before and after: qkv (rms_norm before, rope and kv_write after) and head (gather_rows and rms_norm
+// before). How the product is shared out, and its one order of additions: matrix.cuh. Up to 8 rows are
+// gathered and normed by each block for itself; more of them by kernels of their own.
+// Needs K a multiple of 8.
 #include <algorithm>
 
 #include "device/cuda/cuda_stream.h"
+#include "device/cuda/launch.cuh"
 #include "ops/cuda/launchers.h"
-#include "ops/cuda/mma.cuh"
+#include "ops/cuda/matrix.cuh"
 
 namespace holdfast::ops::cuda {
 namespace {
 
-using cuda_kernels::bf16_bits_to_float;
-using cuda_kernels::mma_bf16;
-using cuda_kernels::smaller;
-using cuda_kernels::split_pair;
-using cuda_kernels::SplitPair;
+using namespace cuda_kernels;  // what matrix.cuh is made of
 using device::reads;
+using device::updates;
 using device::writes;
 using device::cuda::launch_cuda;
 using device::cuda::LaunchShape;
+using device::cuda::wait_for_inputs;
 
-constexpr int kBlockRows = 64;  // rows of x that one block serves
-constexpr int kColumns = 8;     // of one mma
+// Null where an operand is absent. Whole 8-byte words, so that there is no padding whose stale bytes
+// the audit could take for a pointer.
+struct Product {
+  const float* x = nullptr;
+  const std::int32_t* x_rows = nullptr;  // row r of x is x_rows[r]
+  const void* norm = nullptr;            // x is normed first
+  const std::uint16_t* weight = nullptr;
+  const void* bias = nullptr;
+  const float* residual = nullptr;
+  float* out = nullptr;
+  const std::int32_t* active_rows = nullptr;
+  std::int64_t norm_is_f32 = 0, bias_is_f32 = 0;
+  double eps = 0;
+  std::int64_t inputs = 0, outputs = 0, rows = 0, x_row_count = 0;
+  std::int64_t tiles_of_block = 1;
+  // Of qkv, when half > 0: half a head's dimensions; outputs before rotated_end are rotated, and those
+  // from query_end on are keys and values, kv_width each.
+  const std::int32_t* positions = nullptr;
+  const std::int32_t* slot_mapping = nullptr;
+  const float* cosine = nullptr;
+  const float* sine = nullptr;
+  float* key_pages = nullptr;
+  float* value_pages = nullptr;
+  std::int64_t half = 0, query_end = 0, rotated_end = 0, kv_width = 0, max_positions = 0,
+               slot_count = 0;
+};
 
-struct LinearKernel {
-  const float* x;
+__device__ float value_at(const void* values, std::int64_t is_f32, std::int64_t i) {
+  if (values == nullptr) return 0.0f;
+  if (is_f32 != 0) return static_cast<const float*>(values)[i];
+  return bf16_bits_to_float(static_cast<const std::uint16_t*>(values)[i]);
+}
+
+// bf16 weights. With `half`, a tile holds 8 dimensions of a head and the 8 that rope turns them with.
+struct Bf16Matrix {
+  using Order = PlainOrder;
+  static constexpr int kUnits = 4;  // of 32 columns
+  struct Unit {
+    uint4 low, high;
+  };
+  struct Lines {
+    const std::uint16_t* low = nullptr;
+    const std::uint16_t* high = nullptr;
+  };
   const std::uint16_t* weight;
-  const void* bias;
-  const float* residual;
-  float* out;
-  const std::int32_t* active_rows;
-  std::int64_t inputs, outputs, rows, bias_is_f32;
-};
+  std::int64_t inputs, outputs, half;
 
-__device__ float bias_at(const LinearKernel& a, std::int64_t o) {
-  if (a.bias == nullptr) return 0.0f;
-  if (a.bias_is_f32 != 0) return static_cast<const float*>(a.bias)[o];
-  return bf16_bits_to_float(static_cast<const std::uint16_t*>(a.bias)[o]);
-}
-
-// 8 neighbouring k of one row of x, split: words 0, 1 feed the first mma, words 2, 3 the second.
-struct SplitEight {
-  SplitPair pair[4];
-};
-__device__ SplitEight load_x(const float* x, bool valid) {
-  float4 a = make_float4(0, 0, 0, 0);
-  float4 b = a;
-  if (valid) {
-    a = *reinterpret_cast<const float4*>(x);
-    b = *reinterpret_cast<const float4*>(x + 4);
+  __device__ explicit Bf16Matrix(const Product& p)
+      : weight(p.weight), inputs(p.inputs), outputs(p.outputs), half(p.half) {}
+  __device__ int stages() const { return stages_of(inputs); }
+  __device__ std::int64_t columns() const { return inputs; }
+  // The matrix row of row i of a tile.
+  __device__ std::int64_t row(int tile, int i) const {
+    if (half == 0) return static_cast<std::int64_t>(tile) * 16 + i;
+    const int tiles_of_head = static_cast<int>(half) / 8;
+    const std::int64_t low = tile / tiles_of_head * 2 * half + tile % tiles_of_head * 8;
+    return i < 8 ? low + i : low + half + i - 8;
   }
-  return {{split_pair(a.x, a.y), split_pair(a.z, a.w), split_pair(b.x, b.y), split_pair(b.z, b.w)}};
-}
-__device__ uint4 load_weights(const std::uint16_t* w, bool valid) {
-  return valid ? __ldg(reinterpret_cast<const uint4*>(w)) : make_uint4(0, 0, 0, 0);
+  __device__ Lines lines(int tile) const {
+    const int line = threadIdx.x % 32 / 4;
+    const int column = threadIdx.x % 4 * 8;
+    const std::int64_t low = row(tile, line);
+    const std::int64_t high = row(tile, line + 8);
+    return {low < outputs ? weight + low * inputs + column : nullptr,
+            high < outputs ? weight + high * inputs + column : nullptr};
+  }
+  __device__ Unit load(const Lines& lines, int unit, bool valid) const {
+    const int column = unit * 32;
+    valid = valid && column + static_cast<int>(threadIdx.x) % 4 * 8 < inputs;
+    return {eight(lines.low, column, valid), eight(lines.high, column, valid)};
+  }
+  __device__ static uint4 eight(const std::uint16_t* line, int column, bool valid) {
+    if (!valid || line == nullptr) return make_uint4(0, 0, 0, 0);
+    return __ldg(reinterpret_cast<const uint4*>(line + column));
+  }
+  __device__ static void fragment(const Unit& unit, int, std::uint32_t (&a)[2][4]) {
+    a[0][0] = unit.low.x;
+    a[0][1] = unit.high.x;
+    a[0][2] = unit.low.y;
+    a[0][3] = unit.high.y;
+    a[1][0] = unit.low.z;
+    a[1][1] = unit.high.z;
+    a[1][2] = unit.low.w;
+    a[1][3] = unit.high.w;
+  }
+};
+
+// What becomes of a sum: bias, residual and out; of qkv also rope, and keys and values go to their
+// pages. `i` is its row in the tile, `other` the sum 8 rows on or before.
+template <bool kRope>
+struct Finish {
+  const Product& p;
+  const Bf16Matrix& matrix;
+  std::int64_t first_row, row_end;
+
+  __device__ void operator()(int tile, int i, int column, float sum, float other) const {
+    const std::int64_t row = first_row + column;
+    const std::int64_t output = matrix.row(tile, i);
+    if (row >= row_end || output >= p.outputs) return;
+    sum = __fadd_rn(sum, value_at(p.bias, p.bias_is_f32, output));
+    if constexpr (kRope) {
+      const std::int64_t partner = matrix.row(tile, i ^ 8);
+      other = __fadd_rn(other, value_at(p.bias, p.bias_is_f32, partner));
+      return store_qkv(row, output, i, sum, other);
+    }
+    if (p.residual != nullptr) sum = __fadd_rn(sum, p.residual[row * p.outputs + output]);
+    p.out[row * p.outputs + output] = sum;
+  }
+
+  __device__ void store_qkv(std::int64_t row, std::int64_t output, int i, float sum,
+                            float other) const {
+    const std::int64_t position = p.positions[row];
+    if (output < p.rotated_end && position >= 0 && position < p.max_positions) {
+      const std::int64_t at = position * p.half + output % p.half;
+      const float turned = __fmul_rn(other, p.sine[at]);
+      sum = fmaf(sum, p.cosine[at], i < 8 ? -turned : turned);
+    }
+    if (output < p.query_end) {
+      p.out[row * p.outputs + output] = sum;
+      return;
+    }
+    const std::int64_t slot = p.slot_mapping[row];
+    if (slot < 0 || slot >= p.slot_count) return;
+    const std::int64_t at = output - p.query_end;
+    float* pages = at < p.kv_width ? p.key_pages : p.value_pages;
+    pages[slot * p.kv_width + at % p.kv_width] = sum;
+  }
+};
+
+// ------------------------------------------------------------------------------ up to 8 rows
+
+__device__ const float* row_of(const Product& p, std::int64_t r) {
+  const std::int64_t from = p.x_rows == nullptr ? r : p.x_rows[r];
+  return from >= 0 && from < p.x_row_count ? p.x + from * p.inputs : nullptr;
 }
 
-template <int kWarps, int kRowTiles, int kGroups>
-__device__ void multiply(const LinearKernel& a, std::int64_t first_output, std::int64_t first_row,
-                         std::int64_t row_end, float (&sums)[kRowTiles][kGroups][4]) {
-  const int warp = threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
-  const int line = lane / 4;
-  const std::int64_t steps = (a.inputs + 31) / 32;
-#pragma unroll(kGroups == 1 ? 4 : 2)
-  for (std::int64_t step = warp; step < steps; step += kWarps) {
-    const std::int64_t k = step * 32 + lane % 4 * 8;
-    const bool in_range = k < a.inputs;
-    uint4 low[kRowTiles];
-    uint4 high[kRowTiles];
-    for (int t = 0; t < kRowTiles; ++t) {
-      const std::int64_t output = first_output + t * 16 + line;
-      low[t] = load_weights(a.weight + output * a.inputs + k, in_range && output < a.outputs);
-      high[t] =
-          load_weights(a.weight + (output + 8) * a.inputs + k, in_range && output + 8 < a.outputs);
+// All rows of x, normed, into shared memory.
+__device__ void bring_rows(const Product& p, int rows, std::byte* to) {
+  __shared__ float sums[kColumns][kWarps];
+  const int stages = stages_of(p.inputs);
+  if (p.norm != nullptr) {
+    for (int r = 0; r < rows; ++r) {
+      const float* x = row_of(p, r);
+      const float sum = warp_total(x == nullptr ? 0.0f : square_sum(x, p.inputs));
+      if (threadIdx.x % 32 == 0) sums[r][threadIdx.x / 32] = sum;
     }
-    for (int g = 0; g < kGroups; ++g) {
-      const std::int64_t row = first_row + g * kColumns + line;
-      const SplitEight x = load_x(a.x + row * a.inputs + k, in_range && row < row_end);
-      for (int t = 0; t < kRowTiles; ++t) {
-        const std::uint32_t first[4] = {low[t].x, high[t].x, low[t].y, high[t].y};
-        const std::uint32_t second[4] = {low[t].z, high[t].z, low[t].w, high[t].w};
-        mma_bf16(sums[t][g], first, x.pair[0].hi, x.pair[1].hi);
-        mma_bf16(sums[t][g], first, x.pair[0].lo, x.pair[1].lo);
-        mma_bf16(sums[t][g], second, x.pair[2].hi, x.pair[3].hi);
-        mma_bf16(sums[t][g], second, x.pair[2].lo, x.pair[3].lo);
+    __syncthreads();
+  }
+  for (int r = 0; r < rows; ++r) {
+    const float* x = row_of(p, r);
+    const float scale =
+        p.norm == nullptr ? 1.0f : norm_scale(sums[r], p.inputs, static_cast<float>(p.eps));
+    for (int chunk = threadIdx.x; chunk < stages * 16; chunk += kThreads) {
+      const std::int64_t column = chunk * 8;
+      Eight values = {};
+      if (x != nullptr && column < p.inputs) values = load_eight(x + column);
+      if (p.norm != nullptr && column < p.inputs) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          values.value[i] =
+              normed(values.value[i], scale, value_at(p.norm, p.norm_is_f32, column + i));
+        }
       }
+      store_chunk<PlainOrder>(to + r * PlainOrder::row_bytes(stages) +
+                                  chunk / 16 * PlainOrder::kStageBytes +
+                                  PlainOrder::chunk_offset(chunk % 16),
+                              values);
     }
   }
+  __syncthreads();
 }
 
-// Adds the warps' sums in order, one row tile and group at a time, and stores.
-template <int kWarps, int kRowTiles, int kGroups>
-__device__ void reduce_and_store(const LinearKernel& a, std::int64_t first_output,
-                                 std::int64_t first_row, std::int64_t row_end,
-                                 const float (&sums)[kRowTiles][kGroups][4]) {
-  __shared__ float partial[kWarps][16][kColumns + 1];
-  const int warp = threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
+extern __shared__ uint4 shared_words[];
+__device__ std::byte* shared_bytes() { return reinterpret_cast<std::byte*>(shared_words); }
+
+__device__ std::int64_t active_rows(const Product& p) {
+  return smaller(max(*p.active_rows, 0), p.rows);
+}
+
+// Weights are read before the kernels before this one have ended: those write none.
+template <bool kRope>
+__global__ void __launch_bounds__(kThreads, 2) few_linear_kernel(Product p) {
+  __shared__ FewSums sums;
+  const Bf16Matrix matrix(p);
+  const auto tiles = static_cast<int>((p.outputs + 15) / 16);
+  const int first = static_cast<int>(blockIdx.x * p.tiles_of_block);
+  FewRows<Bf16Matrix, 4> work(matrix, first,
+                              min(first + static_cast<int>(p.tiles_of_block), tiles));
+  wait_for_inputs();
+  const std::int64_t active = active_rows(p);
+  if (active == 0) return;
+  bring_rows(p, static_cast<int>(active), shared_bytes());
+  work.run<kRope ? 8 : 0>(shared_bytes(), static_cast<int>(active), sums,
+                          Finish<kRope>{p, matrix, 0, active});
+}
+
+// ------------------------------------------------------------------------------ more rows
+
+template <bool kRope, int kGroups>
+__global__ void __launch_bounds__(kThreads, 2) cluster_linear_kernel(Product p) {
+  using Tile = TileRows<Bf16Matrix, 1, kGroups, kGroups >= 4 ? 2 : 4, false>;
+  wait_for_inputs();
+  const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.y) * kGroups * kColumns;
+  const std::int64_t row_end = smaller(active_rows(p), first_row + kGroups * kColumns);
+  if (first_row >= row_end) return;  // the whole cluster
+  const Bf16Matrix matrix(p);
+  const auto block = static_cast<int>(blockIdx.x) / kSegments;
+  const int segment = segment_stages(matrix.stages());
+  const int begin = min(static_cast<int>(blockIdx.x) % kSegments * segment, matrix.stages());
+  const int end = min(begin + segment, matrix.stages());
+  Tile tile;
+  if (begin < end) {
+    tile.run(matrix, block * kWarps + static_cast<int>(threadIdx.x) / 32, begin, end,
+             shared_bytes(), [&](int i) {
+               return first_row + i < row_end ? p.x + (first_row + i) * p.inputs : nullptr;
+             });
+  }
+  const Finish<kRope> finish{p, matrix, first_row, row_end};
+  add_cluster<kRope ? 8 : 0>(
+      tile.acc[0], *reinterpret_cast<ClusterSums<kGroups>*>(shared_bytes()),
+      [&](int rank, int i, int column, float sum, float other) {
+        finish(block * kWarps + rank, i, column, sum, other);
+      });
+}
+
+template <bool kRope, int kRowTiles, int kGroups>
+__global__ void __launch_bounds__(kThreads, kRowTiles == 1 ? 2 : 1) tile_linear_kernel(Product p) {
+  using Tile = TileRows<Bf16Matrix, kRowTiles, kGroups, kGroups >= 4 ? 2 : 4, true>;
+  wait_for_inputs();
+  const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.x) * kGroups * kColumns;
+  const std::int64_t row_end = smaller(active_rows(p), first_row + kGroups * kColumns);
+  if (first_row >= row_end) return;
+  const Bf16Matrix matrix(p);
+  const int first_tile =
+      (static_cast<int>(blockIdx.y) * kWarps + static_cast<int>(threadIdx.x) / 32) * kRowTiles;
+  Tile tile;
+  tile.run(matrix, first_tile, 0, matrix.stages(), shared_bytes(), [&](int i) {
+    return first_row + i < row_end ? p.x + (first_row + i) * p.inputs : nullptr;
+  });
+  const Finish<kRope> finish{p, matrix, first_row, row_end};
+#pragma unroll
   for (int t = 0; t < kRowTiles; ++t) {
-    for (int g = 0; g < kGroups; ++g) {
-      __syncthreads();
-      for (int i = 0; i < 4; ++i) {
-        partial[warp][lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2] = sums[t][g][i];
-      }
-      __syncthreads();
-      for (int at = threadIdx.x; at < 16 * kColumns; at += kWarps * 32) {
-        const std::int64_t output = first_output + t * 16 + at % 16;
-        const std::int64_t row = first_row + g * kColumns + at / 16;
-        if (output >= a.outputs || row >= row_end) continue;
-        float sum = 0.0f;
-        for (int w = 0; w < kWarps; ++w) sum += partial[w][at % 16][at / 16];
-        sum += bias_at(a, output);
-        if (a.residual != nullptr) sum += a.residual[row * a.outputs + output];
-        a.out[row * a.outputs + output] = sum;
-      }
-    }
-  }
-}
-
-template <int kWarps, int kRowTiles, int kGroups>
-__device__ void run(const LinearKernel& a, std::int64_t first_row, std::int64_t row_end) {
-  const std::int64_t first_output = static_cast<std::int64_t>(blockIdx.x) * 16 * kRowTiles;
-  float sums[kRowTiles][kGroups][4] = {};
-  multiply<kWarps, kRowTiles, kGroups>(a, first_output, first_row, row_end, sums);
-  reduce_and_store<kWarps, kRowTiles, kGroups>(a, first_output, first_row, row_end, sums);
-}
-
-// `kFew`: there are at most 8 rows, and the registers of more are left to other blocks.
-template <int kWarps, int kRowTiles, bool kFew>
-__global__ void __launch_bounds__(kWarps * 32) linear_kernel(LinearKernel a) {
-  const std::int64_t active = *a.active_rows < a.rows ? *a.active_rows : a.rows;
-  const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.y) * kBlockRows;
-  if (first_row >= active) return;
-  const std::int64_t row_end = smaller(active, first_row + kBlockRows);
-  const std::int64_t count = row_end - first_row;
-  if constexpr (kFew) {
-    return run<kWarps, kRowTiles, 1>(a, first_row, row_end);
-  }
-  if (count <= 8) {
-    run<kWarps, kRowTiles, 1>(a, first_row, row_end);
-  } else if (count <= 16) {
-    run<kWarps, kRowTiles, 2>(a, first_row, row_end);
-  } else if (count <= 32) {
-    run<kWarps, kRowTiles, 4>(a, first_row, row_end);
-  } else {
-    run<kWarps, kRowTiles, 8>(a, first_row, row_end);
+    store_fragments<kRope ? 8 : 0, kGroups>(
+        tile.total[t], [&](int i, int column, float sum, float other) {
+          finish(first_tile + t, i, column, sum, other);
+        });
   }
 }
 
 // f32 weights (small ones: a router): a warp for each output, lanes take k in turns.
 struct PlainKernel {
-  LinearKernel base;
+  Product base;
   const float* weight;
 };
-__global__ void __launch_bounds__(128) plain_linear_kernel(PlainKernel p) {
-  const LinearKernel& a = p.base;
+__global__ void __launch_bounds__(128) plain_linear_kernel(PlainKernel k) {
+  wait_for_inputs();
+  const Product& p = k.base;
   const std::int64_t row = blockIdx.y;
   const std::int64_t output = static_cast<std::int64_t>(blockIdx.x) * 4 + threadIdx.x / 32;
-  if (row >= *a.active_rows || output >= a.outputs) return;
+  if (row >= *p.active_rows || output >= p.outputs) return;
   float sum = 0.0f;
-  for (std::int64_t k = threadIdx.x % 32; k < a.inputs; k += 32) {
-    sum += a.x[row * a.inputs + k] * p.weight[output * a.inputs + k];
+  for (std::int64_t i = threadIdx.x % 32; i < p.inputs; i += 32) {
+    sum += p.x[row * p.inputs + i] * k.weight[output * p.inputs + i];
   }
-  for (int distance = 16; distance > 0; distance /= 2) {
-    sum += __shfl_xor_sync(0xFFFFFFFFu, sum, distance);
-  }
+  sum = warp_total(sum);
   if (threadIdx.x % 32 != 0) return;
-  sum += bias_at(a, output);
-  if (a.residual != nullptr) sum += a.residual[row * a.outputs + output];
-  a.out[row * a.outputs + output] = sum;
+  sum += value_at(p.bias, p.bias_is_f32, output);
+  if (p.residual != nullptr) sum += p.residual[row * p.outputs + output];
+  p.out[row * p.outputs + output] = sum;
 }
+
+// ------------------------------------------------------------------------------ launches
+
+constexpr std::int64_t kFewRows = kColumns;
+constexpr std::int64_t kClusterRows = 256;
+constexpr std::int64_t kManyOutputs = 16384;  // blocks enough without sharing out columns
 
 unsigned blocks(std::int64_t count, std::int64_t each) {
   return static_cast<unsigned>((count + each - 1) / each);
 }
 
+using Operands = std::initializer_list<device::Operand>;
+
+template <bool kRope>
+Status launch_few(device::Stream& stream, const char* name, Product p, const Operands& operands) {
+  const std::int64_t tiles = (p.outputs + 15) / 16;
+  p.tiles_of_block = p.outputs >= kManyOutputs ? 8 : 1;
+  const auto shared = static_cast<std::size_t>(PlainOrder::row_bytes(stages_of(p.inputs)) * p.rows);
+  return launch_cuda(stream,
+                     {name,
+                      {.grid = dim3(blocks(tiles, p.tiles_of_block)),
+                       .block = dim3(kThreads),
+                       .shared_bytes = shared,
+                       .overlaps = true}},
+                     few_linear_kernel<kRope>, p, operands);
+}
+
+template <bool kRope, int kGroups>
+Status launch_cluster(device::Stream& stream, const char* name, const Product& p,
+                      const Operands& operands) {
+  using Tile = TileRows<Bf16Matrix, 1, kGroups, 4, false>;
+  return launch_cuda(
+      stream,
+      {name,
+       {.grid = dim3(blocks(p.outputs, 16 * kWarps) * kSegments, blocks(p.rows, kGroups * kColumns)),
+        .block = dim3(kThreads),
+        .shared_bytes = std::max<std::size_t>(Tile::kSharedBytes, sizeof(ClusterSums<kGroups>)),
+        .cluster = kSegments,
+        .overlaps = true}},
+      cluster_linear_kernel<kRope, kGroups>, p, operands);
+}
+
+template <bool kRope, int kRowTiles, int kGroups>
+Status launch_tiles(device::Stream& stream, const char* name, const Product& p,
+                    const Operands& operands) {
+  using Tile = TileRows<Bf16Matrix, kRowTiles, kGroups, 4, true>;
+  return launch_cuda(stream,
+                     {name,
+                      {.grid = dim3(blocks(p.rows, kGroups * kColumns),
+                                    blocks(p.outputs, 16 * kWarps * kRowTiles)),
+                       .block = dim3(kThreads),
+                       .shared_bytes = Tile::kSharedBytes,
+                       .overlaps = true}},
+                     tile_linear_kernel<kRope, kRowTiles, kGroups>, p, operands);
+}
+
+template <bool kRope>
+Status launch(device::Stream& stream, const char* name, const Product& p,
+              const Operands& operands) {
+  if (p.rows <= kFewRows) return launch_few<kRope>(stream, name, p, operands);
+  if (p.rows <= kClusterRows && p.outputs < kManyOutputs) {
+    if (p.rows <= 16) return launch_cluster<kRope, 2>(stream, name, p, operands);
+    if (p.rows <= 32) return launch_cluster<kRope, 4>(stream, name, p, operands);
+    return launch_cluster<kRope, 8>(stream, name, p, operands);
+  }
+  if (p.rows <= 16) return launch_tiles<kRope, 1, 2>(stream, name, p, operands);
+  if (p.rows <= 32) return launch_tiles<kRope, 1, 4>(stream, name, p, operands);
+  if (p.rows <= 64) return launch_tiles<kRope, 1, 8>(stream, name, p, operands);
+  return launch_tiles<kRope, 2, 8>(stream, name, p, operands);
+}
+
+Product product_of(const LinearArgs& a) {
+  Product p;
+  p.x = a.x.as<const float>();
+  p.x_row_count = a.x.shape[0];
+  p.weight = a.weight.as<const std::uint16_t>();
+  p.bias = a.bias.empty() ? nullptr : a.bias.address;
+  p.bias_is_f32 = a.bias.dtype == tensor::DType::kF32 ? 1 : 0;
+  p.residual = a.residual.empty() ? nullptr : a.residual.as<const float>();
+  p.out = a.out.as<float>();
+  p.active_rows = a.active_rows.as<const std::int32_t>();
+  p.inputs = a.weight.shape[1];
+  p.outputs = a.weight.shape[0];
+  p.rows = a.x.shape[0];
+  return p;
+}
+void set_norm(Product& p, const RmsNormArgs& norm) {
+  p.x = norm.x.as<const float>();
+  p.norm = norm.weight.address;
+  p.norm_is_f32 = norm.weight.dtype == tensor::DType::kF32 ? 1 : 0;
+  p.eps = double{norm.eps};
+}
+
+Status check_width(const LinearArgs& a) {
+  if (a.weight.shape[1] % 8 == 0) return {};
+  return Error(ErrorCode::kUnsupported,
+               "linear on CUDA needs an input width that is a multiple of 8, not " +
+                   std::to_string(a.weight.shape[1]));
+}
+
 }  // namespace
 
-// Many outputs are enough blocks for the device with two tiles each, which share the loads of x.
-constexpr std::int64_t kManyOutputs = 16384;
-
 Status linear(device::Stream& stream, const LinearArgs& a) {
-  const bool f32_weights = a.weight.dtype == tensor::DType::kF32;
-  if (!f32_weights && a.weight.shape[1] % 8 != 0) {
-    return Error(ErrorCode::kUnsupported,
-                 "linear on CUDA needs an input width that is a multiple of 8, not " +
-                     std::to_string(a.weight.shape[1]));
+  const Operands operands = {reads("x", a.x),
+                             reads("weight", a.weight),
+                             reads("bias", a.bias),
+                             reads("residual", a.residual),
+                             reads("active_rows", a.active_rows),
+                             writes("out", a.out)};
+  Product p = product_of(a);
+  if (a.weight.dtype == tensor::DType::kF32) {
+    p.weight = nullptr;
+    const PlainKernel plain{p, a.weight.as<const float>()};
+    const dim3 grid(blocks(p.outputs, 4), static_cast<unsigned>(p.rows));
+    return launch_cuda(stream, {"linear", {.grid = grid, .block = dim3(128), .overlaps = true}},
+                       plain_linear_kernel, plain, operands);
   }
-  const LinearKernel kernel{a.x.as<const float>(),
-                            f32_weights ? nullptr : a.weight.as<const std::uint16_t>(),
-                            a.bias.empty() ? nullptr : a.bias.address,
-                            a.residual.empty() ? nullptr : a.residual.as<const float>(),
-                            a.out.as<float>(),
-                            a.active_rows.as<const std::int32_t>(),
-                            a.weight.shape[1],
-                            a.weight.shape[0],
-                            a.x.shape[0],
-                            a.bias.dtype == tensor::DType::kF32 ? 1 : 0};
-  const std::initializer_list<device::Operand> operands = {reads("x", a.x),
-                                                           reads("weight", a.weight),
-                                                           reads("bias", a.bias),
-                                                           reads("residual", a.residual),
-                                                           reads("active_rows", a.active_rows),
-                                                           writes("out", a.out)};
-  const auto rows = static_cast<unsigned>(kernel.rows);
-  if (f32_weights) {
-    const PlainKernel plain{kernel, a.weight.as<const float>()};
-    return launch_cuda(
-        stream, {"linear", {.grid = dim3(blocks(kernel.outputs, 4), rows), .block = dim3(128)}},
-        plain_linear_kernel, plain, operands);
+  HF_TRY(check_width(a));
+  return launch<false>(stream, "linear", p, operands);
+}
+
+Status qkv(device::Stream& stream, const QkvArgs& a, bool& done) {
+  const std::int64_t half = a.rope.head_dim / 2;
+  const auto& pages = a.write.key_pages.shape;
+  done = a.linear.weight.dtype == tensor::DType::kBF16 && a.linear.weight.shape[1] % 8 == 0 &&
+         half % 8 == 0 && pages[3] == a.rope.head_dim;
+  if (!done) return {};
+  Product p = product_of(a.linear);
+  const bool norms = p.rows <= kFewRows;
+  if (norms) {
+    set_norm(p, a.norm);
+  } else {
+    HF_TRY(rms_norm(stream, a.norm));
   }
-  const bool few = kernel.rows <= kColumns;
-  const bool many_outputs = kernel.outputs >= kManyOutputs;
-  const std::int64_t outputs_of_a_block = many_outputs ? 32 : 16;
-  const LaunchShape shape{
-      .grid = dim3(blocks(kernel.outputs, outputs_of_a_block), blocks(kernel.rows, kBlockRows)),
-      .block = dim3(many_outputs ? 128 : 256)};
-  const auto function = many_outputs
-                            ? (few ? linear_kernel<4, 2, true> : linear_kernel<4, 2, false>)
-                            : (few ? linear_kernel<8, 1, true> : linear_kernel<8, 1, false>);
-  return launch_cuda(stream, {"linear", shape}, function, kernel, operands);
+  p.positions = a.rope.positions.as<const std::int32_t>();
+  p.slot_mapping = a.write.slot_mapping.as<const std::int32_t>();
+  p.cosine = a.rope.cos_table.as<const float>();
+  p.sine = a.rope.sin_table.as<const float>();
+  p.key_pages = a.write.key_pages.as<float>();
+  p.value_pages = a.write.value_pages.as<float>();
+  p.half = half;
+  p.kv_width = pages[2] * pages[3];
+  p.query_end = p.outputs - 2 * p.kv_width;
+  p.rotated_end = a.rope.head_count * a.rope.head_dim;
+  p.max_positions = a.rope.cos_table.shape[0];
+  p.slot_count = pages[0] * pages[1];
+  return launch<true>(stream, "qkv", p,
+                      {reads("x", norms ? a.norm.x : a.linear.x),
+                       reads("norm", norms ? a.norm.weight : TensorView{}),
+                       reads("weight", a.linear.weight), reads("bias", a.linear.bias),
+                       reads("positions", a.rope.positions),
+                       reads("slot_mapping", a.write.slot_mapping),
+                       reads("cos_table", a.rope.cos_table), reads("sin_table", a.rope.sin_table),
+                       updates("key_pages", a.write.key_pages),
+                       updates("value_pages", a.write.value_pages),
+                       reads("active_rows", a.linear.active_rows), writes("out", a.linear.out)});
+}
+
+Status head(device::Stream& stream, const HeadArgs& a) {
+  if (a.linear.x.shape[0] > kFewRows || a.linear.weight.dtype == tensor::DType::kF32) {
+    HF_TRY(gather_rows(stream, a.gather));
+    HF_TRY(rms_norm(stream, a.norm));
+    return linear(stream, a.linear);
+  }
+  HF_TRY(check_width(a.linear));
+  Product p = product_of(a.linear);
+  set_norm(p, a.norm);
+  p.x = a.gather.x.as<const float>();
+  p.x_rows = a.gather.rows.as<const std::int32_t>();
+  p.x_row_count = a.gather.x.shape[0];
+  return launch<false>(stream, "head", p,
+                       {reads("x", a.gather.x), reads("rows", a.gather.rows),
+                        reads("norm", a.norm.weight), reads("weight", a.linear.weight),
+                        reads("bias", a.linear.bias), reads("residual", a.linear.residual),
+                        reads("active_rows", a.linear.active_rows), writes("out", a.linear.out)});
 }
 
 }  // namespace holdfast::ops::cuda

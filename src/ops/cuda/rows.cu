@@ -1,12 +1,10 @@
-// The ops that work on one row at a time: embedding, rms_norm, rope, kv_write, router_top_k,
-// gather_rows. Formulas and contracts are in ops.h. One block a row (rms_norm, embedding,
-// gather_rows), or one warp (router); blocks of rows that are not active end at once. Sums run in a
-// fixed order that does not depend on the row count.
-#include <cmath>
-
+// The ops that work on one row at a time: embedding, rms_norm, rope, kv_write, gather_rows. Formulas
+// and contracts are in ops.h. One block a row; blocks of rows that are not active end at once. Sums
+// run in a fixed order that does not depend on the row count.
 #include "device/cuda/cuda_stream.h"
+#include "device/cuda/launch.cuh"
 #include "ops/cuda/launchers.h"
-#include "ops/cuda/mma.cuh"
+#include "ops/cuda/matrix.cuh"
 
 namespace holdfast::ops::cuda {
 namespace {
@@ -17,8 +15,8 @@ using device::updates;
 using device::writes;
 using device::cuda::launch_cuda;
 using device::cuda::LaunchShape;
-
-constexpr int kThreads = 256;
+using device::cuda::wait_for_inputs;
+using cuda_kernels::kThreads;
 
 // Arguments are whole 8-byte words, so that a struct has no padding whose stale bytes the audit
 // could take for a pointer.
@@ -48,6 +46,7 @@ struct EmbeddingKernel {
 };
 
 __global__ void embedding_kernel(EmbeddingKernel a) {
+  wait_for_inputs();
   const std::int64_t row = blockIdx.x;
   if (!is_active(a.active_rows, row)) return;
   const std::int64_t id = a.ids[row];
@@ -68,30 +67,19 @@ struct RmsNormKernel {
   double eps;
 };
 
-// Sum over the block: within each warp by halving distances, then the warps in order.
-__device__ float block_sum(float value) {
-  __shared__ float partial[kThreads / 32];
-  for (int distance = 16; distance > 0; distance /= 2) {
-    value += __shfl_xor_sync(0xFFFFFFFFu, value, distance);
-  }
-  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = value;
-  __syncthreads();
-  float sum = 0.0f;
-  for (int i = 0; i < kThreads / 32; ++i) sum += partial[i];
-  return sum;
-}
-
-__global__ void rms_norm_kernel(RmsNormKernel a) {
+__global__ void __launch_bounds__(kThreads) rms_norm_kernel(RmsNormKernel a) {
+  __shared__ float sums[cuda_kernels::kWarps];
+  wait_for_inputs();
   const std::int64_t row = blockIdx.x;
   if (!is_active(a.active_rows, row)) return;
   const float* x = a.x + row * a.hidden;
-  float square_sum = 0.0f;
-  for (std::int64_t h = threadIdx.x; h < a.hidden; h += kThreads) square_sum += x[h] * x[h];
-  const float mean = block_sum(square_sum) / static_cast<float>(a.hidden);
-  const float scale = 1.0f / sqrtf(mean + static_cast<float>(a.eps));
+  const float sum = cuda_kernels::warp_total(cuda_kernels::square_sum(x, a.hidden));
+  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
+  __syncthreads();
+  const float scale = cuda_kernels::norm_scale(sums, a.hidden, static_cast<float>(a.eps));
   float* out = a.out + row * a.hidden;
   for (std::int64_t h = threadIdx.x; h < a.hidden; h += kThreads) {
-    out[h] = x[h] * scale * weight_at(a.weight, h);
+    out[h] = cuda_kernels::normed(x[h], scale, weight_at(a.weight, h));
   }
 }
 
@@ -107,6 +95,7 @@ struct RopeKernel {
 };
 
 __global__ void rope_kernel(RopeKernel a) {
+  wait_for_inputs();
   const std::int64_t row = blockIdx.x;
   if (!is_active(a.active_rows, row)) return;
   const std::int64_t position = a.positions[row];
@@ -135,6 +124,7 @@ struct KvWriteKernel {
 };
 
 __global__ void kv_write_kernel(KvWriteKernel a) {
+  wait_for_inputs();
   const std::int64_t row = blockIdx.x;
   if (!is_active(a.active_rows, row)) return;
   const std::int64_t slot = a.slot_mapping[row];
@@ -145,69 +135,6 @@ __global__ void kv_write_kernel(KvWriteKernel a) {
     a.key_pages[slot * a.kv_width + i] = key[i];
     a.value_pages[slot * a.kv_width + i] = value[i];
   }
-}
-
-// ------------------------------------------------------------------------------ router_top_k
-
-struct RouterKernel {
-  const float* logits;
-  std::int32_t* ids;
-  float* weights;
-  const std::int32_t* active_rows;
-  std::int64_t experts, k;
-};
-
-__device__ float number_or_lowest(float x) { return isnan(x) ? -INFINITY : x; }
-
-// Whether (value, id) goes before (other, other_id): the larger, of equals the lower id.
-__device__ bool goes_before(float value, std::int32_t id, float other, std::int32_t other_id) {
-  if (other_id < 0) return id >= 0;
-  return id >= 0 && (value > other || (value == other && id < other_id));
-}
-
-// One warp a row; the k-th largest is what comes right after the (k-1)-th in that order.
-__global__ void router_kernel(RouterKernel a) {
-  const std::int64_t row = blockIdx.x;
-  if (!is_active(a.active_rows, row)) return;
-  const float* logits = a.logits + row * a.experts;
-  std::int32_t* ids = a.ids + row * a.k;
-  float* weights = a.weights + row * a.k;
-  float largest = 0.0f;
-  float sum = 0.0f;
-  float last = 0.0f;
-  std::int32_t last_id = -1;
-  for (std::int64_t i = 0; i < a.k; ++i) {
-    float best = 0.0f;
-    std::int32_t best_id = -1;
-    for (std::int64_t e = threadIdx.x; e < a.experts; e += 32) {
-      const float value = number_or_lowest(logits[e]);
-      const auto id = static_cast<std::int32_t>(e);
-      const bool taken = last_id >= 0 && !goes_before(last, last_id, value, id);
-      if (!taken && goes_before(value, id, best, best_id)) {
-        best = value;
-        best_id = id;
-      }
-    }
-    for (int distance = 16; distance > 0; distance /= 2) {
-      const float other = __shfl_xor_sync(0xFFFFFFFFu, best, distance);
-      const std::int32_t other_id = __shfl_xor_sync(0xFFFFFFFFu, best_id, distance);
-      if (goes_before(other, other_id, best, best_id)) {
-        best = other;
-        best_id = other_id;
-      }
-    }
-    if (i == 0) largest = best;
-    const float weight = best == largest ? 1.0f : expf(best - largest);
-    sum += weight;
-    last = best;
-    last_id = best_id;
-    if (threadIdx.x == 0) {
-      ids[i] = best_id;
-      weights[i] = weight;
-    }
-  }
-  if (threadIdx.x != 0) return;
-  for (std::int64_t i = 0; i < a.k; ++i) weights[i] /= sum;
 }
 
 // ------------------------------------------------------------------------------ gather_rows
@@ -221,6 +148,7 @@ struct GatherKernel {
 };
 
 __global__ void gather_kernel(GatherKernel a) {
+  wait_for_inputs();
   const std::int64_t row = blockIdx.x;
   if (!is_active(a.active_rows, row)) return;
   const std::int64_t source = a.rows[row];
@@ -230,8 +158,8 @@ __global__ void gather_kernel(GatherKernel a) {
   }
 }
 
-LaunchShape one_block_a_row(std::int64_t rows, unsigned threads = kThreads) {
-  return {.grid = dim3(static_cast<unsigned>(rows)), .block = dim3(threads)};
+LaunchShape one_block_a_row(std::int64_t rows) {
+  return {.grid = dim3(static_cast<unsigned>(rows)), .block = dim3(kThreads), .overlaps = true};
 }
 const std::int32_t* count_of(const TensorView& view) { return view.as<const std::int32_t>(); }
 
@@ -281,16 +209,6 @@ Status kv_write(device::Stream& stream, const KvWriteArgs& a) {
                      {reads("qkv", a.qkv), reads("slot_mapping", a.slot_mapping),
                       updates("key_pages", a.key_pages), updates("value_pages", a.value_pages),
                       reads("active_rows", a.active_rows)});
-}
-
-Status router_top_k(device::Stream& stream, const RouterTopKArgs& a) {
-  const RouterKernel kernel{a.logits.as<const float>(), a.ids.as<std::int32_t>(),
-                            a.weights.as<float>(),      count_of(a.active_rows),
-                            a.logits.shape[1],          a.ids.shape[1]};
-  return launch_cuda(stream, {"router_top_k", one_block_a_row(a.logits.shape[0], 32)},
-                     router_kernel, kernel,
-                     {reads("logits", a.logits), reads("active_rows", a.active_rows),
-                      writes("ids", a.ids), writes("weights", a.weights)});
 }
 
 Status gather_rows(device::Stream& stream, const GatherRowsArgs& a) {
