@@ -1,26 +1,40 @@
 #include "device/cuda/cuda_device.h"
 
+#include <cstring>
 #include <mutex>
 #include <utility>
 
 #include "base/error.h"
 #include "device/cuda/cuda_memory.h"
+#include "device/cuda/cuda_scans.h"
 #include "device/cuda/cuda_stream.h"
+#include "device/cuda/cuda_upload.h"
 #include "device/devices.h"
 
 namespace holdfast::device::cuda {
 namespace {
 
+// Writes up to this size are fetched by a kernel: a step's inputs.
+constexpr std::size_t kFetchedBytes = std::size_t{64} << 10;
+
+struct Transfers {
+  cudaStream_t stream = nullptr;
+  std::byte* fetched = nullptr;  // page-locked, kFetchedBytes
+};
+
 class CudaDevice final : public Device {
  public:
   CudaDevice(const Driver& driver, int index, std::string name, std::size_t granularity,
-             cudaStream_t transfers)
+             const Transfers& transfers)
       : driver_(driver),
         index_(index),
         name_(std::move(name)),
         memory_(driver, index, granularity),
         transfers_(transfers) {}
-  ~CudaDevice() override { static_cast<void>(cudaStreamDestroy(transfers_)); }
+  ~CudaDevice() override {
+    static_cast<void>(cudaStreamDestroy(transfers_.stream));
+    static_cast<void>(cudaFreeHost(transfers_.fetched));
+  }
 
   DeviceKind kind() const override { return DeviceKind::kCuda; }
   std::string name() const override { return name_; }
@@ -43,12 +57,47 @@ class CudaDevice final : public Device {
   void reset_peak() override { memory_.reset_peak(); }
 
   Status write(std::byte* to, const std::byte* from, std::size_t bytes) override {
-    return transfer(to, from, bytes, "writing device memory");
+    if (bytes > kFetchedBytes || is_device_memory(from)) {
+      return transfer(to, from, bytes, "writing device memory");
+    }
+    const std::lock_guard lock(transfers_mutex_);
+    HF_TRY(bind());
+    if (bytes > 0) std::memcpy(transfers_.fetched, from, bytes);
+    HF_TRY(check(fetch_bytes(to, transfers_.fetched, bytes, transfers_.stream),
+                 "writing device memory"));
+    return check(cudaStreamSynchronize(transfers_.stream), "writing device memory");
   }
   Status read(std::byte* to, const std::byte* from, std::size_t bytes) override {
     return transfer(to, from, bytes, "reading device memory");
   }
   bool host_addressable() const override { return false; }
+
+  Result<std::unique_ptr<Upload>> create_upload() override {
+    HF_ASSIGN(auto upload, CudaUpload::create(ring_, index_));
+    return std::unique_ptr<Upload>(std::move(upload));
+  }
+  // Arenas are whole pages, so that whole words change places.
+  Status swap(std::byte* a, std::byte* b, std::size_t bytes) override {
+    constexpr std::size_t kWord = 16;
+    if ((reinterpret_cast<std::uintptr_t>(a) | reinterpret_cast<std::uintptr_t>(b) | bytes) %
+            kWord != 0) {
+      return make_error(ErrorCode::kUnsupported, "{} swaps multiples of {} bytes, not {}", name_,
+                        kWord, bytes);
+    }
+    const std::lock_guard lock(transfers_mutex_);
+    HF_TRY(bind());
+    HF_TRY(check(swap_ranges(a, b, bytes, transfers_.stream), "swapping device memory"));
+    return check(cudaStreamSynchronize(transfers_.stream), "swapping device memory");
+  }
+  Result<std::vector<base::Digest>> digests(std::span<const Memory> ranges) override {
+    HF_TRY(bind());
+    return scans_.digests(ranges);
+  }
+  Result<std::vector<std::optional<std::size_t>>> find_lanes(
+      std::span<const LaneSearch> searches) override {
+    HF_TRY(bind());
+    return scans_.find_lanes(searches);
+  }
 
   Result<std::unique_ptr<Stream>> create_stream(int) override {
     HF_TRY(bind());
@@ -63,8 +112,15 @@ class CudaDevice final : public Device {
   Status transfer(std::byte* to, const std::byte* from, std::size_t bytes, const char* what) {
     const std::lock_guard lock(transfers_mutex_);
     HF_TRY(bind());
-    HF_TRY(check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, transfers_), what));
-    return check(cudaStreamSynchronize(transfers_), what);
+    HF_TRY(check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, transfers_.stream), what));
+    return check(cudaStreamSynchronize(transfers_.stream), what);
+  }
+
+  bool is_device_memory(const std::byte* address) {
+    unsigned type = 0;
+    return driver_.pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+                                     reinterpret_cast<CUdeviceptr>(address)) == CUDA_SUCCESS &&
+           type == CU_MEMORYTYPE_DEVICE;
   }
 
   const Driver& driver_;
@@ -72,7 +128,9 @@ class CudaDevice final : public Device {
   const std::string name_;
   CudaMemory memory_;
   std::mutex transfers_mutex_;
-  cudaStream_t transfers_;
+  const Transfers transfers_;
+  PinnedRing ring_;
+  CudaScans scans_;
 };
 
 Result<cudaDeviceProp> properties_of(int index) {
@@ -95,6 +153,18 @@ Result<cudaDeviceProp> properties_of(int index) {
   return properties;
 }
 
+Result<Transfers> open_transfers() {
+  Transfers transfers;
+  HF_TRY(check(cudaStreamCreateWithPriority(&transfers.stream, cudaStreamNonBlocking,
+                                            highest_priority()),
+               "creating the stream of transfers"));
+  void* fetched = nullptr;
+  HF_TRY(check(cudaHostAlloc(&fetched, kFetchedBytes, cudaHostAllocPortable),
+               "allocating page-locked host memory"));
+  transfers.fetched = static_cast<std::byte*>(fetched);
+  return transfers;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Device>> make_cuda_device(int index) {
@@ -110,9 +180,7 @@ Result<std::unique_ptr<Device>> make_cuda_device(int index) {
   HF_TRY(check(loaded->mem_granularity(&granularity, &allocation,
                                        CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
                "asking for the memory granularity"));
-  cudaStream_t transfers = nullptr;
-  HF_TRY(check(cudaStreamCreateWithFlags(&transfers, cudaStreamNonBlocking),
-               "creating the stream of transfers"));
+  HF_ASSIGN(const Transfers transfers, open_transfers());
   return std::unique_ptr<Device>(std::make_unique<CudaDevice>(
       *loaded, index, fmt::format("cuda:{} ({})", index, properties.name), granularity,
       transfers));

@@ -172,6 +172,7 @@ void CudaMemory::free(Memory memory) {
 Status CudaMemory::protect(Memory memory, Protection protection) {
   const std::lock_guard lock(mutex_);
   HF_ASSIGN(const auto found, find(memory));
+  if (found->second.protection == protection) return {};
   const Protection before = std::exchange(found->second.protection, protection);
   Status status = set_access(found->first, found->second);
   if (!status.ok()) found->second.protection = before;

@@ -7,9 +7,17 @@
 
 namespace holdfast::device::cuda {
 
+int highest_priority() {
+  int lowest = 0;
+  int highest = 0;
+  static_cast<void>(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+  return highest;
+}
+
 Result<std::unique_ptr<CudaStream>> CudaStream::create(const Driver& driver) {
   cudaStream_t stream = nullptr;
-  HF_TRY(check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream"));
+  HF_TRY(check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest_priority()),
+               "creating a stream"));
   return std::unique_ptr<CudaStream>(new CudaStream(driver, stream));
 }
 

@@ -50,6 +50,9 @@ struct CudaRecording {
   std::vector<CUgraphNode> nodes;  // of manifest.nodes
 };
 
+// Steps come before what runs behind them: scans, poison.
+int highest_priority();
+
 class CudaStream final : public Stream {
  public:
   static Result<std::unique_ptr<CudaStream>> create(const Driver& driver);
