@@ -10,6 +10,7 @@
 #include "cli/request_line.h"
 #include "cli/session.h"
 #include "holdfast/engine.h"
+#include "holdfast/tokenizer.h"
 
 namespace holdfast::cli {
 namespace {
@@ -29,7 +30,8 @@ std::string outcome_json(const RequestLine& line, const Outcome& outcome) {
     logprobs.push_back(token.logprob);
     epochs.push_back(token.epoch);
   }
-  object.add("ids", std::span<const std::int32_t>(ids)).add("text", outcome.text);
+  object.add("ids", std::span<const std::int32_t>(ids));
+  if (line.request.want_text) object.add("text", outcome.text);
   object.add("logprobs", std::span<const float>(logprobs));
   if (line.request.prompt_logprobs) {
     object.add("prompt_logprobs", std::span<const float>(outcome.prompt_logprobs));
@@ -109,6 +111,9 @@ Result<int> generate(const CommandLine& flags) {
   HF_ASSIGN(std::vector<RequestLine> lines, read_lines(flags));
   HF_ASSIGN(const std::unique_ptr<Engine> engine, open_engine(flags.model, flags.quiet));
   HF_TRY(resolve_prompts(lines, *engine, flags.request.plain_text));
+  if (engine->tokenizer().vocab_size() == 0) {  // ids alone
+    for (RequestLine& line : lines) line.request.want_text = false;
+  }
   if (flags.prompt && !flags.json) {
     HF_TRY(generate_text(flags, *engine, lines.front()));
     return kExitDone;

@@ -29,7 +29,8 @@ A line of --input is one JSON object:
 Results are JSON Lines in the order of the input, whatever finishes first:
   id ids text logprobs finish_reason epoch epochs (and prompt_logprobs where asked for)
 `ids` ends with the token that ended the request; `text` shows neither a stop token nor what --stop,
-which holds for every line, has found. `epoch` says which weights made the last token, `epochs`
+which holds for every line, has found. A model without a tokenizer.json takes prompt_ids and gives
+no text. `epoch` says which weights made the last token, `epochs`
 which made each. A log probability of minus infinity is null.
 
 The whole input is checked before anything runs: a line that is wrong stops the command with its

@@ -30,8 +30,9 @@ struct InspectReport {
   std::vector<std::pair<std::string, std::uint64_t>> bytes_by_dtype;
   std::vector<InspectTensor> tensors;
   std::vector<std::string> missing, unknown, mismatched;  // one readable line each
-  std::string tokenizer;  // "1024 tokens", or what is wrong with it
-  bool complete = false;  // nothing missing, unknown or mismatched, and the tokenizer fits
+  std::string tokenizer;  // "1024 tokens", or what is wrong with it, or that there is none
+  // Nothing is missing, unknown or mismatched, and the tokenizer fits if there is one.
+  bool complete = false;
 };
 
 // Errors: what stops even looking (no config.json, a file that breaks its format, ...).

@@ -1,4 +1,6 @@
 // Tokenizer: byte-level BPE from a model directory's tokenizer.json. Immutable; any thread.
+// An engine whose model has no tokenizer.json has one of no tokens: vocab_size is 0, encode, decode
+// and chat formats fail with kUnsupported, and tokens have no text.
 #pragma once
 
 #include <cstdint>
@@ -47,6 +49,8 @@ class Tokenizer {
   friend class Engine;
   friend class ChatFormat;
   friend class ChatSession;
+  // As open, and one of no tokens where the file does not exist.
+  static Result<std::unique_ptr<Tokenizer>> open_or_absent(const std::string& directory);
   struct Impl;
   explicit Tokenizer(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
@@ -57,7 +61,7 @@ class ChatSession {
  public:
   // `instructions` become the developer message, when not empty; `date` as YYYY-MM-DD, `effort` one
   // of low, medium, high. The tokenizer must outlive the session. Errors: kUnsupported naming a
-  // special token that the tokenizer lacks.
+  // special token that the tokenizer lacks, or a tokenizer that has none.
   static Result<std::unique_ptr<ChatSession>> open(const Tokenizer& tokenizer,
                                                    std::string_view instructions,
                                                    std::string_view date, std::string_view effort);

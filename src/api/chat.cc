@@ -31,6 +31,7 @@ Result<std::unique_ptr<ChatSession>> ChatSession::open(const Tokenizer& tokenize
   if (!date.empty() && !api::is_date(date)) {
     return make_error(ErrorCode::kInvalidArgument, "date is {}, expected YYYY-MM-DD", date);
   }
+  HF_TRY(tokenizer.impl_->tokenizer.check_present());
   tokenizer::SystemPrompt prompt;
   HF_ASSIGN(prompt.effort, tokenizer::reasoning_effort_of(effort));
   prompt.current_date = date;

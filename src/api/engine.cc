@@ -28,7 +28,7 @@ Engine::~Engine() = default;
 
 Result<std::unique_ptr<Engine>> Engine::open(const EngineOptions& options) {
   auto impl = std::make_unique<Impl>();
-  HF_ASSIGN(impl->tokenizer, Tokenizer::open(options.model_directory));
+  HF_ASSIGN(impl->tokenizer, Tokenizer::open_or_absent(options.model_directory));
   HF_ASSIGN(impl->core, engine::EngineCore::open(options));
   const Status fits = api::check_tokenizer_fits(*impl->tokenizer,
                                                 impl->core->runtime().config().vocab_size);
@@ -39,6 +39,8 @@ Result<std::unique_ptr<Engine>> Engine::open(const EngineOptions& options) {
 
 Result<RequestId> Engine::submit(Request request) {
   HF_ASSIGN(api::TextSettings text, api::take_text_settings(request));
+  // Text that is wanted is empty then; a string that could never match is a mistake.
+  if (!text.stop.empty()) HF_TRY(impl_->tokenizer->impl_->tokenizer.check_present());
   HF_ASSIGN(const RequestId id, impl_->core->submit(std::move(request)));
   if (text.wanted()) impl_->texts->add(id, std::move(text));
   return id;

@@ -8,12 +8,26 @@
 
 namespace holdfast {
 
-Result<std::unique_ptr<Tokenizer>> Tokenizer::open(const std::string& directory) {
+namespace {
+
+std::string path_in(const std::string& directory) {
   const bool slash = directory.empty() || directory.back() == '/';
-  HF_ASSIGN(tokenizer::Tokenizer loaded,
-            tokenizer::Tokenizer::load(directory + (slash ? "" : "/") + "tokenizer.json"));
+  return directory + (slash ? "" : "/") + "tokenizer.json";
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Tokenizer>> Tokenizer::open(const std::string& directory) {
+  HF_ASSIGN(tokenizer::Tokenizer loaded, tokenizer::Tokenizer::load(path_in(directory)));
   return std::unique_ptr<Tokenizer>(
       new Tokenizer(std::make_unique<Impl>(Impl{std::move(loaded)})));
+}
+
+Result<std::unique_ptr<Tokenizer>> Tokenizer::open_or_absent(const std::string& directory) {
+  Result<std::unique_ptr<Tokenizer>> opened = open(directory);
+  if (opened.ok() || opened.error().code() != ErrorCode::kNotFound) return opened;
+  return std::unique_ptr<Tokenizer>(new Tokenizer(
+      std::make_unique<Impl>(Impl{tokenizer::Tokenizer::absent(path_in(directory))})));
 }
 
 Tokenizer::Tokenizer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

@@ -144,12 +144,20 @@ class Drill {
 
   // The ids of the prompts, and a context that just holds them and what they become.
   Status encode_prompts() {
-    HF_ASSIGN(const std::unique_ptr<Tokenizer> tokenizer, Tokenizer::open(options_.from));
+    const auto opened = Tokenizer::open(options_.from);
+    without_text_ = !opened.ok() && opened.error().code() == ErrorCode::kNotFound;
+    if (without_text_ && options_.prompts.empty()) {
+      const std::size_t longest_ids = drill::built_in_ids(1).back().size();
+      context_ = static_cast<std::int64_t>(longest_ids) + options_.max_tokens;
+      return {};  // the ids are chosen once the vocabulary is known
+    }
+    if (!opened.ok()) return opened.error();
+    const Tokenizer& tokenizer = **opened;
     const std::vector<std::string> texts =
         options_.prompts.empty() ? drill::built_in_prompts() : options_.prompts;
     std::size_t longest = 0;
     for (std::size_t i = 0; i < texts.size(); ++i) {
-      Result<std::vector<std::int32_t>> ids = tokenizer->encode(texts[i]);
+      Result<std::vector<std::int32_t>> ids = tokenizer.encode(texts[i]);
       if (!ids.ok()) return ids.error().with_context(fmt::format("drill: prompt {}", i));
       if (ids->empty()) {
         return Error(ErrorCode::kInvalidArgument, fmt::format("prompt {} is empty", i));
@@ -173,6 +181,7 @@ class Drill {
     const Clock::time_point begin = Clock::now();
     HF_ASSIGN(engine_, Engine::open(options));
     report_.load_ms = ms_between(begin, Clock::now());
+    if (without_text_) prompts_ = drill::built_in_ids(engine_->vocab_size());
     report_.capture_ms = ms_between(capture_begin, capture_end);
     const std::vector<std::string> names = engine_->experts_constant_slots();
     constants_ = {names.begin(), names.end()};
@@ -397,6 +406,7 @@ class Drill {
   DrillReport report_;
   Prompts prompts_;
   std::int64_t context_ = 0;
+  bool without_text_ = false;  // the model has no tokenizer
   std::unique_ptr<Engine> engine_;
   std::set<std::string> constants_;
   Count first_, identity_, after_reload_, after_pressure_;

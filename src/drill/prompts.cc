@@ -20,4 +20,19 @@ std::vector<std::string> built_in_prompts() {
   };
 }
 
+std::vector<std::vector<std::int32_t>> built_in_ids(std::int64_t vocab_size) {
+  constexpr std::size_t kLengths[] = {1, 5, 29, 40, 97, 230};
+  std::vector<std::vector<std::int32_t>> prompts;
+  std::uint64_t state = 1;  // of Knuth's MMIX generator
+  for (const std::size_t length : kLengths) {
+    std::vector<std::int32_t>& ids = prompts.emplace_back();
+    while (ids.size() < length) {
+      state = state * 6364136223846793005u + 1442695040888963407u;
+      const std::uint64_t id = (state >> 33) % static_cast<std::uint64_t>(vocab_size);
+      ids.push_back(static_cast<std::int32_t>(id));
+    }
+  }
+  return prompts;
+}
+
 }  // namespace holdfast::drill

@@ -2,6 +2,7 @@
 // sliding window is left behind. Constants; any thread.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -10,5 +11,7 @@ namespace holdfast::drill {
 inline constexpr std::size_t kMaxPrompts = 64;
 
 std::vector<std::string> built_in_prompts();
+// The same for a model without a tokenizer: ids below `vocab_size`, spread over all of them.
+std::vector<std::vector<std::int32_t>> built_in_ids(std::int64_t vocab_size);
 
 }  // namespace holdfast::drill

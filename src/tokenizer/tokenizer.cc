@@ -168,12 +168,27 @@ Result<Tokenizer> Tokenizer::parse(std::string_view json) {
   return Tokenizer(std::make_shared<const TokenizerData>(std::move(data)));
 }
 
+Tokenizer Tokenizer::absent(const std::string& path) {
+  TokenizerData data;
+  data.absent = path;
+  return Tokenizer(std::make_shared<const TokenizerData>(std::move(data)));
+}
+
+Status Tokenizer::check_present() const {
+  if (data_->absent.empty()) return {};
+  return make_error(ErrorCode::kUnsupported,
+                    "{} does not exist, so this model takes and gives token ids and no text; give "
+                    "ids (prompt_ids), or put the model's tokenizer.json there",
+                    data_->absent);
+}
+
 Result<std::vector<std::int32_t>> Tokenizer::encode(std::string_view text,
                                                     EncodeOptions options) const {
   if (text.size() >= kCacheFromBytes) {
     EncodeScratch scratch;
     return encode(text, options, scratch);
   }
+  HF_TRY(check_present());
   HF_TRY(check_text(text));
   EncodeScratch::State state;
   return Encoder(*data_, state, false).run(text, options);
@@ -181,6 +196,7 @@ Result<std::vector<std::int32_t>> Tokenizer::encode(std::string_view text,
 
 Result<std::vector<std::int32_t>> Tokenizer::encode(std::string_view text, EncodeOptions options,
                                                     EncodeScratch& scratch) const {
+  HF_TRY(check_present());
   HF_TRY(check_text(text));
   EncodeScratch::State& state = *scratch.state_;
   if (state.remembers != data_) {
@@ -192,6 +208,7 @@ Result<std::vector<std::int32_t>> Tokenizer::encode(std::string_view text, Encod
 
 Result<std::string> Tokenizer::decode(std::span<const std::int32_t> ids,
                                       DecodeOptions options) const {
+  HF_TRY(check_present());
   std::string bytes;
   for (const std::int32_t id : ids) {
     HF_ASSIGN(const std::string_view token, token_bytes(id));

@@ -50,6 +50,12 @@ class Tokenizer {
   // that is not known here; the message lists those that are), kResourceExhausted (limits.h).
   static Result<Tokenizer> parse(std::string_view json);
 
+  // Of a model without a tokenizer.json, which would stand at `path`: it has no tokens, and its
+  // model takes and gives ids.
+  static Tokenizer absent(const std::string& path);
+  // Errors: kUnsupported for an absent one, saying what to do; encode and decode say the same.
+  Status check_present() const;
+
   // The ids of `text`, without what a post-processor's template would add (no bos, no eos). Errors:
   // kInvalidArgument for text that is not UTF-8 (names the byte), kResourceExhausted for text
   // longer than kMaxTextBytes or for a pattern that takes more work than kSplitWork allows.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -24,6 +25,7 @@ struct TokenizerData {
   // begin with one.
   bool add_prefix_space = false;
   std::size_t prefix_stage = 0;
+  std::string absent;  // the path at which there is none; empty for a tokenizer that was read
 };
 
 // Reads tokenizer.json text (the format of https://github.com/huggingface/tokenizers; accepted: a

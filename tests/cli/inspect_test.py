@@ -78,8 +78,32 @@ class Inspect(harness.TestCase):
         model = self.copy_model()
         (model / "tokenizer.json").unlink()
         done = run("inspect", model)
-        self.assertEqual(done.code, 1)
-        self.assertIn("tokenizer.json", done.out)
+        self.check_done(done)
+        self.assertIn("none, token ids only", done.out)
+
+    def test_without_a_tokenizer_ids_are_served_and_text_is_refused_with_one_message(self):
+        line = {"prompt_ids": [5, 6, 7], "max_tokens": 6}
+        with_text = run("generate", "--model", MODEL_A, "--input", "-", stdin=json.dumps(line))
+        self.check_done(with_text)
+        model = self.copy_model()
+        (model / "tokenizer.json").unlink()
+        done = run("generate", "--model", model, "--input", "-", stdin=json.dumps(line))
+        self.check_done(done)
+        expected = with_text.lines()[0]
+        del expected["text"]
+        self.assertEqual(done.lines()[0], expected)
+        words = ("tokenizer.json does not exist", "prompt_ids")
+        for command in (["generate", "--prompt", "x"], ["chat"],
+                        ["generate", "--input", self.write("line", json.dumps(line)), "--stop", "x",
+                         "--max-tokens", 1]):
+            with self.subTest(command=command):
+                done = run(*command, "--model", model)
+                self.assertEqual(done.code, 1, done.err)
+                for word in words:
+                    self.assertIn(word, done.err + done.out)
+        self.check_done(run("drill", "--from", model, "--to", model))
+        self.check_fails(run("drill", "--from", model, "--to", model, "--prompt", "x"), 1,
+                         "tokenizer.json")
 
     def test_each_broken_directory_gives_one_error(self):
         shard = "model-00001-of-00002.safetensors"
