@@ -65,7 +65,9 @@ class Batch {
   // A step that failed for one request has ended that request, and the others go on; its last event
   // is still to come. Steps that go on failing have failed for all.
   Status weigh(const Error& error) {
-    if (engine_.poisoned() || error.code() != ErrorCode::kDevice) return error;
+    const bool ends_some =
+        error.code() == ErrorCode::kDevice || error.code() == ErrorCode::kCorrupt;
+    if (engine_.poisoned() || !ends_some) return error;
     if (++errors_in_a_row_ > kMaxOutstanding) return error;
     step_error_ = error;
     return {};

@@ -86,7 +86,8 @@ class Engine {
   Result<RequestId> submit(Request request);
   // One step: commits a ready reload first, then runs at most one graph. Errors: kPoisoned (no
   // token is emitted); kDevice: a failed launch changes no request, so the step can be tried
-  // again, and a request whose logits are not finite ends with kAbort (in the next step's events).
+  // again; kCorrupt: requests whose logits are not finite end with kAbort (in the next step's
+  // events), the others went on.
   Result<std::vector<Event>> step();
   // What a step does around its graph, without one: commits a ready reload, and gives the events
   // that are there. For a caller that has paused. Errors: kPoisoned.

@@ -27,6 +27,10 @@ constexpr std::array<std::string_view, 9> kSourceFaultNames = {
     "short-read", "source-dies", "garbage",   "nan",     "bad-scale",
     "truncated",  "replaced",    "cancelled", "deadline"};
 
+// Of steps, once the reload is committed.
+constexpr std::string_view kStepsFail = "steps-fail";
+constexpr std::uint64_t kFailingLaunches = 64;  // more than anyone tries again
+
 constexpr std::int64_t kStallNs = 20'000'000;
 constexpr std::chrono::milliseconds kStallStep{1};
 constexpr std::uint64_t kTornCopyBytes = 4'096;  // that land before a copy fails
@@ -195,8 +199,10 @@ FaultInjector::~FaultInjector() {
 }
 
 bool FaultInjector::knows(std::string_view name) {
-  return device::fault_from_name(name) || source_fault_from_name(name);
+  return device::fault_from_name(name) || source_fault_from_name(name) || name == kStepsFail;
 }
+
+bool FaultInjector::fails_steps() const { return name_ == kStepsFail; }
 
 Result<std::unique_ptr<FaultInjector>> FaultInjector::create(std::string_view name,
                                                              device::Device& device,
@@ -205,7 +211,8 @@ Result<std::unique_ptr<FaultInjector>> FaultInjector::create(std::string_view na
   HF_ASSERT(knows(name), "a fault that nobody knows");
   std::unique_ptr<FaultInjector> injector(new FaultInjector(name, device, clock, cancel));
   const bool needs_simulation =
-      injector->device_fault_ && injector->device_fault_ != Fault::kLaunchFails;
+      injector->fails_steps() ||
+      (injector->device_fault_ && injector->device_fault_ != Fault::kLaunchFails);
   if (needs_simulation && injector->device_ == nullptr) {
     return make_error(ErrorCode::kFailedPrecondition,
                       "fault {} cannot be injected into {}: open the engine with simulate_faults",
@@ -307,7 +314,15 @@ void FaultInjector::before_commit(std::size_t arenas) {
 }
 
 // A device that was lost is back for whatever comes next.
-void FaultInjector::after_commit() { disarm(); }
+void FaultInjector::after_commit() {
+  disarm();
+  if (!fails_steps()) return;
+  std::vector<device::FaultPlan> plans;
+  for (std::uint64_t call = 0; call < kFailingLaunches; ++call) {
+    plans.push_back({.fault = Fault::kLaunchFails, .at_call = call, .at_byte = 0});
+  }
+  device_->arm(std::move(plans));
+}
 
 void FaultInjector::disarm() {
   if (device_ != nullptr) device_->disarm();

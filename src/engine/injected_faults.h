@@ -58,6 +58,7 @@ class FaultInjector {
   void before_staging();
   // `arenas`: how many the commit exchanges.
   void before_commit(std::size_t arenas);
+  // From here until the next reload begins, "steps-fail" fails every step's launch.
   void after_commit();
 
  private:
@@ -65,6 +66,7 @@ class FaultInjector {
   FaultInjector(std::string_view name, device::Device& device, const base::Clock& clock,
                 std::atomic<bool>& cancel);
   void disarm();
+  bool fails_steps() const;
 
   const std::string name_;
   std::optional<device::Fault> device_fault_;

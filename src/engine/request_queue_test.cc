@@ -80,7 +80,7 @@ TEST_F(Queue, ARequestWhoseLogitsAreNotFiniteEndsAndTheOthersGoOn) {
   EXPECT_EQ(queue_.take_events().size(), 2u);
   const Status broken = step(1, {{0, std::numeric_limits<float>::quiet_NaN()}});
   ASSERT_FALSE(broken.ok());
-  EXPECT_EQ(broken.error().code(), ErrorCode::kDevice);
+  EXPECT_EQ(broken.error().code(), ErrorCode::kCorrupt);
   EXPECT_NE(broken.error().message().find("request 1"), std::string::npos);
   auto events = queue_.take_events();
   ASSERT_EQ(events.size(), 2u);

@@ -42,8 +42,8 @@ class Results {
 
   // After a step ran, with its chunks in the order of its rows: callbacks, samples, ends. Updates
   // computed_tokens, taken_tokens and last_epoch. Without `read_experts` nobody gets any.
-  // Errors: kDevice when logits or experts cannot be read or logits are not finite: the first such;
-  // those requests have ended (kAbort), the others went on.
+  // Errors: kDevice when logits or experts cannot be read, kCorrupt when logits are not finite: the
+  // first such; those requests have ended (kAbort), the others went on.
   Status take(std::span<const ComputedChunk> chunks, const ReadLogits& read_logits,
               std::uint64_t epoch, const ReadExperts& read_experts = {});
   // Ends a sequence without a token.

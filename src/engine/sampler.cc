@@ -26,7 +26,7 @@ std::int32_t argmax(std::span<const float> logits) {
 Status check_finite(std::span<const float> logits) {
   for (std::size_t i = 0; i < logits.size(); ++i) {
     if (!std::isfinite(logits[i])) {
-      return make_error(ErrorCode::kDevice, "the logit of token {} is {}", i, logits[i]);
+      return make_error(ErrorCode::kCorrupt, "the logit of token {} is {}", i, logits[i]);
     }
   }
   return {};

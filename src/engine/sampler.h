@@ -49,7 +49,7 @@ class Sampler {
   // then one draw over what is left, in order of ids, with the uniform number
   // counter_draw(seed, output_index).
   // Processed log probabilities are of what is left, at temperature 1 when it is 0. A rank is the
-  // place in the order of `top`. Errors: kDevice when a logit is NaN or infinite: the numbers
+  // place in the order of `top`. Errors: kCorrupt when a logit is NaN or infinite: the numbers
   // behind it are broken and any token would be a lie. Asserts that a token is left.
   Result<Sampled> sample(std::span<const float> logits, const SampleInput& input);
   Result<Sampled> sample(std::span<const float> logits, const Sampling& sampling,

@@ -124,7 +124,7 @@ TEST(Sampler, LogitsThatAreNotFiniteAreAnErrorThatNamesTheToken) {
   const auto nan =
       sampler.sample(std::array{0.0f, std::numeric_limits<float>::quiet_NaN(), 1.0f}, {}, 0);
   ASSERT_FALSE(nan.ok());
-  EXPECT_EQ(nan.error().code(), ErrorCode::kDevice);
+  EXPECT_EQ(nan.error().code(), ErrorCode::kCorrupt);
   EXPECT_NE(nan.error().message().find("token 1"), std::string::npos);
   EXPECT_FALSE(
       sampler.sample(std::array{0.0f, 1.0f, std::numeric_limits<float>::infinity()}, {}, 0).ok());

@@ -63,7 +63,8 @@ inline constexpr std::size_t kMaxReloadRecords = 64;
 struct HostObserver {
   std::function<void(double seconds, std::uint64_t rows)> on_step;
   std::function<void(const ReloadReport&)> on_reload;
-  // "paused", "resumed", "asleep", "awake", "poisoned", "recovered", "failed".
+  // "paused", "resumed", "asleep", "awake", "poisoned", "recovered", "failed", "not finite" (the
+  // weights make logits that are no numbers; those requests end).
   std::function<void(std::string_view state, const std::string& why)> on_state;
 };
 

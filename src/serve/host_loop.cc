@@ -160,6 +160,11 @@ void HostLoop::on_step_error(const Error& error) {
     failure_ = error.message();
     return abort_sinks();
   }
+  // The weights' numbers, not the device: those requests have ended, and other weights heal it.
+  if (error.code() == ErrorCode::kCorrupt) {
+    if (!std::exchange(not_finite_, true)) tell("not finite", error.message());
+    return;
+  }
   // A launch that failed has changed no request.
   if (error.code() == ErrorCode::kDevice && retries_++ < kMaxStepRetries) return;
   failed_ = true;
@@ -170,6 +175,7 @@ void HostLoop::on_step_error(const Error& error) {
 
 void HostLoop::dispatch(std::vector<Event> events) {
   for (const Event& event : events) {
+    if (event.token) not_finite_ = false;
     const auto found = sinks_.find(event.request.value);
     if (found == sinks_.end()) continue;  // its sink has had its last event
     const Output output{.event = event, .version = version_of(event)};
@@ -368,8 +374,10 @@ Status HostLoop::abort_reload(std::uint64_t id) {
 
 // --- what others see
 
-void HostLoop::tell(std::string_view state) const {
-  if (observer_.on_state) observer_.on_state(state, failure_);
+void HostLoop::tell(std::string_view state) const { tell(state, failure_); }
+
+void HostLoop::tell(std::string_view state, const std::string& why) const {
+  if (observer_.on_state) observer_.on_state(state, why);
 }
 
 void HostLoop::publish() {

@@ -82,6 +82,7 @@ class HostLoop {
   void end_pause();
   void finish_drain();
   void tell(std::string_view state) const;
+  void tell(std::string_view state, const std::string& why) const;
   void publish();
   void end();
 
@@ -104,6 +105,7 @@ class HostLoop {
   bool sleeping_ = false, draining_ = false, failed_ = false, poisoned_ = false;
   std::string failure_;
   int retries_ = 0;
+  bool not_finite_ = false;  // told once, until a step goes well
   std::vector<std::function<void()>> pausing_, draining_done_;
   std::optional<OpenReload> reload_;
   std::uint64_t noticed_reload_ = 0;

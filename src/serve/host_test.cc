@@ -1,174 +1,17 @@
 // The engine thread on the tiny models.
-#include "serve/host.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <condition_variable>
-#include <future>
 #include <map>
-#include <mutex>
 #include <thread>
 
-#include "holdfast/tokenizer.h"
+#include "serve/host_fixture_test.h"
 
 namespace holdfast::serve {
 namespace {
 
 using ::testing::Each;
 using ::testing::HasSubstr;
-
-const std::string kModelA = HF_SOURCE_DIR "/models/gptoss-tiny-A";
-const std::string kModelB = HF_SOURCE_DIR "/models/gptoss-tiny-B";
-constexpr auto kPatience = std::chrono::minutes(2);
-
-EngineOptions small_engine(std::int64_t max_sequences = 4) {
-  EngineOptions options;
-  options.model_directory = kModelA;
-  options.threads = 1;
-  options.max_context = 256;
-  options.max_sequences = max_sequences;
-  return options;
-}
-
-Request request(std::int32_t first, std::int64_t max_tokens) {
-  Request request;
-  request.prompt_ids = {first, 34, 56};
-  request.max_tokens = max_tokens;
-  request.ignore_eos = true;
-  return request;
-}
-
-// What one request was given, and by which weights.
-struct Received {
-  std::vector<std::int32_t> ids;
-  std::vector<float> logprobs;
-  std::vector<std::uint64_t> epochs;
-  std::vector<std::string> versions;
-  std::optional<FinishReason> finish;
-  int events_after_the_last = 0;
-  std::optional<Error> refused;
-  std::optional<RequestId> id;
-};
-
-// Takes what sinks are given; waits for it. May go before the sink does.
-class Receiver {
- public:
-  // `on_event` runs on the engine thread after each token.
-  Sink sink(std::function<void(const Received&)> on_event = {}) {
-    return [state = state_, on_event = std::move(on_event)](const Output& output) {
-      Received now;
-      {
-        const std::lock_guard lock(state->mutex);
-        Received& received = state->received;
-        if (received.finish) ++received.events_after_the_last;
-        if (output.event.token) {
-          received.ids.push_back(output.event.token->id);
-          received.logprobs.push_back(output.event.token->logprob);
-          received.epochs.push_back(output.event.token->epoch);
-          received.versions.push_back(output.version);
-        }
-        if (output.event.finish_reason) received.finish = output.event.finish_reason;
-        state->changed.notify_all();
-        now = received;
-      }
-      if (on_event && output.event.token) on_event(now);
-    };
-  }
-  std::function<void(Result<RequestId>)> accepted() {
-    return [state = state_](const Result<RequestId>& id) {
-      const std::lock_guard lock(state->mutex);
-      if (id.ok()) state->received.id = *id;
-      if (!id.ok()) state->received.refused = id.error();
-      state->changed.notify_all();
-    };
-  }
-  Received get() const {
-    const std::lock_guard lock(state_->mutex);
-    return state_->received;
-  }
-  template <typename Predicate>
-  Received wait(Predicate predicate) {
-    std::unique_lock lock(state_->mutex);
-    EXPECT_TRUE(state_->changed.wait_for(lock, kPatience,
-                                         [&] { return predicate(state_->received); }));
-    return state_->received;
-  }
-  Received wait_end() {
-    return wait([](const Received& r) { return r.finish || r.refused; });
-  }
-
- private:
-  struct State {
-    std::mutex mutex;
-    std::condition_variable changed;
-    Received received;
-  };
-  std::shared_ptr<State> state_ = std::make_shared<State>();
-};
-
-// Calls `start` with a callback, and gives what it is called with.
-template <typename T>
-T await(const std::function<void(std::function<void(T)>)>& start) {
-  const auto promise = std::make_shared<std::promise<T>>();
-  std::future<T> future = promise->get_future();
-  start([promise](T value) { promise->set_value(std::move(value)); });
-  if (future.wait_for(kPatience) != std::future_status::ready) std::abort();
-  return future.get();
-}
-
-class HostTest : public ::testing::Test {
- protected:
-  void open(EngineOptions options = small_engine(), HostObserver observer = {}) {
-    auto host = EngineHost::open(std::move(options), std::move(observer));
-    ASSERT_TRUE(host.ok()) << host.error().message();
-    host_ = std::move(host).value();
-  }
-  void submit(Receiver& receiver, Request what,
-              std::function<void(const Received&)> on_event = {}) {
-    host_->submit(std::move(what), receiver.sink(std::move(on_event)), receiver.accepted());
-  }
-  void pause(PauseMode mode) {
-    await<bool>([&](auto done) { host_->pause(mode, [done] { done(true); }); });
-  }
-  Status resume() {
-    return await<Status>([&](auto done) { host_->resume(done); });
-  }
-  // Until everything that was posted before has run.
-  void settle() {
-    await<bool>([&](auto done) { host_->post([done](Engine&) { done(true); }); });
-  }
-  Result<ReloadReport> reload(const std::string& directory, ReloadOptions options = {}) {
-    return await<Result<ReloadReport>>([&](auto done) {
-      host_->reload(directory, std::move(options),
-                    [done](const Result<std::uint64_t>& id) {
-                      if (!id.ok()) done(id.error());
-                    },
-                    done);
-    });
-  }
-  // The same request alone in an engine of its own.
-  static Received alone(const std::string& model, Request what) {
-    EngineOptions options = small_engine(1);
-    options.model_directory = model;
-    auto engine = Engine::open(options);
-    EXPECT_TRUE(engine.ok());
-    Received received;
-    EXPECT_TRUE((*engine)->submit(std::move(what)).ok());
-    while (!received.finish) {
-      auto events = (*engine)->step();
-      EXPECT_TRUE(events.ok());
-      for (const Event& event : *events) {
-        if (event.token) received.ids.push_back(event.token->id);
-        if (event.token) received.logprobs.push_back(event.token->logprob);
-        if (event.finish_reason) received.finish = event.finish_reason;
-      }
-    }
-    return received;
-  }
-
-  std::unique_ptr<EngineHost> host_;
-};
 
 TEST_F(HostTest, GivesTheTokensOfTheEngineToTheSinksOfTheirRequests) {
   open();
@@ -501,51 +344,6 @@ TEST_F(HostTest, WhoWaitsForAReloadThatIsReplacedIsToldSo) {
   const Error told = replaced.get_future().get();
   EXPECT_EQ(told.code(), ErrorCode::kCancelled);
   EXPECT_NE(told.message().find(std::to_string(*second)), std::string::npos) << told.message();
-}
-
-TEST_F(HostTest, APoisonedEngineEndsItsRequestsRefusesNewOnesAndRecovers) {
-  std::mutex mutex;
-  std::vector<std::string> states;
-  HostObserver observer;
-  observer.on_state = [&](std::string_view state, const std::string&) {
-    const std::lock_guard lock(mutex);
-    states.emplace_back(state);
-  };
-  EngineOptions options = small_engine();
-  options.simulate_faults = true;
-  open(options, observer);
-  Receiver running;
-  std::promise<void> started;
-  submit(running, request(12, 250), [&](const Received& r) {
-    if (r.ids.size() == 1) started.set_value();
-  });
-  started.get_future().wait();
-  ASSERT_FALSE(reload(kModelB, {.commit = "stream", .inject = "source-dies"}).ok());
-  const Received received = running.wait_end();
-  EXPECT_EQ(received.events_after_the_last, 0);
-  settle();
-  const HostSnapshot poisoned = host_->snapshot();
-  ASSERT_TRUE(poisoned.poisoned);
-  EXPECT_NE(poisoned.failure, "");
-  EXPECT_FALSE(poisoned.failed);
-  Receiver refused;
-  submit(refused, request(12, 3));
-  ASSERT_TRUE(refused.wait_end().refused.has_value());
-  EXPECT_EQ(refused.get().refused->code(), ErrorCode::kPoisoned);
-  pause(PauseMode::kKeep);
-  const Status resumed = resume();
-  ASSERT_FALSE(resumed.ok());
-  EXPECT_EQ(resumed.error().code(), ErrorCode::kPoisoned);
-  ASSERT_TRUE(reload(kModelB).ok());
-  EXPECT_TRUE(resume().ok());
-  Receiver next;
-  submit(next, request(12, 20));
-  EXPECT_EQ(next.wait_end().ids, alone(kModelB, request(12, 20)).ids);
-  settle();
-  EXPECT_FALSE(host_->snapshot().poisoned);
-  EXPECT_EQ(host_->snapshot().failure, "");
-  const std::lock_guard lock(mutex);
-  EXPECT_THAT(states, ::testing::ElementsAre("poisoned", "paused", "recovered", "resumed"));
 }
 
 // --- the end

@@ -177,7 +177,7 @@ class Serving {
                   {"error", report.error}});
     };
     observer.on_state = [this](std::string_view state, const std::string& why) {
-      const bool bad = state == "poisoned" || state == "failed";
+      const bool bad = state == "poisoned" || state == "failed" || state == "not finite";
       log_.write(bad ? LogLevel::kError : LogLevel::kInfo, state, {{"why", why}});
     };
     return observer;
