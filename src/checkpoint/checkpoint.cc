@@ -3,12 +3,15 @@
 #include <sys/stat.h>
 
 #include <cerrno>
+#include <filesystem>
 #include <map>
 
 #include "base/error.h"
 #include "checkpoint/account.h"
 #include "checkpoint/file_io.h"
+#include "checkpoint/observed_format.h"
 #include "checkpoint/shard_index.h"
+#include "checkpoint/shard_names.h"
 
 namespace holdfast::checkpoint {
 namespace {
@@ -126,6 +129,17 @@ Result<Files> open_shards(const std::string& directory) {
   return files;
 }
 
+// Names of the directory's .safetensors files, up to one more than a checkpoint may have.
+std::vector<std::string> safetensors_names(const std::string& directory) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(directory, error), end;
+       !error && entry != end && names.size() <= kMaxShards; entry.increment(error)) {
+    if (entry->path().extension() == ".safetensors") names.push_back(entry->path().filename());
+  }
+  return names;
+}
+
 Result<Files> open_files(const std::string& directory) {
   HF_ASSIGN(const bool single, exists(join(directory, kSingleName)));
   HF_ASSIGN(const bool sharded, exists(join(directory, kIndexName)));
@@ -134,13 +148,16 @@ Result<Files> open_files(const std::string& directory) {
                       directory, kSingleName, kIndexName);
   }
   if (sharded) return open_shards(directory);
+  std::vector<std::string> names{kSingleName};
   if (!single) {
-    return make_error(ErrorCode::kNotFound, "{}: holds neither {} nor {}", directory, kSingleName,
-                      kIndexName);
+    HF_ASSIGN(names, shards_without_index(safetensors_names(directory), directory));
   }
   Files files;
-  HF_ASSIGN(auto file, SafetensorsFile::open(join(directory, kSingleName)));
-  files.push_back(std::move(file));
+  for (const std::string& name : names) {
+    HF_ASSIGN(auto file, SafetensorsFile::open(join(directory, name)));
+    files.push_back(std::move(file));
+  }
+  HF_TRY(find_holders(files));  // no tensor twice
   return files;
 }
 
@@ -151,7 +168,6 @@ Result<std::unique_ptr<Checkpoint>> Checkpoint::open_for_inspection(const std::s
   std::unique_ptr<Checkpoint> checkpoint(new Checkpoint());
   checkpoint->directory_ = directory;
   HF_ASSIGN(checkpoint->config_, read_config(directory));
-  HF_ASSIGN(checkpoint->dialect_, choose_dialect(checkpoint->config_));
   HF_ASSIGN(checkpoint->files_, open_files(directory));
   for (const auto& file : checkpoint->files_) {
     for (const TensorEntry& entry : file->header().tensors) {
@@ -159,6 +175,12 @@ Result<std::unique_ptr<Checkpoint>> Checkpoint::open_for_inspection(const std::s
       checkpoint->tensors_.push_back({&entry, file.get()});
     }
   }
+  checkpoint->config_.expert_format =
+      observe_format(checkpoint->config_, [&](const std::string& name) {
+        const LocatedTensor* found = checkpoint->find(name);
+        return found == nullptr ? nullptr : found->entry;
+      });
+  HF_ASSIGN(checkpoint->dialect_, choose_dialect(checkpoint->config_));
   checkpoint->account_ =
       take_account(checkpoint->dialect_->expected(checkpoint->config_), checkpoint->tensors_);
   return checkpoint;

@@ -18,11 +18,12 @@ namespace holdfast::checkpoint {
 inline constexpr std::size_t kMaxShards = 4096;
 
 // A tensor that a dialect expects. `name` is both the published name and the name of the model's
-// parameter that it fills.
+// parameter that it fills, or of that parameter's part.
 struct ExpectedTensor {
   std::string name;
   tensor::DType dtype = tensor::DType::kBF16;
   tensor::Shape shape;
+  bool may_lack = false;  // a second name of another one
 };
 
 // A tensor of the checkpoint and the file that holds it.
@@ -52,12 +53,14 @@ class Dialect {
   virtual std::string_view name() const = 0;  // "gpt-oss mxfp4 (Hugging Face)"
   virtual std::vector<ExpectedTensor> expected(const config::ModelConfig& config) const = 0;
 };
-// The dialect for a config (by architecture and expert scheme).
+// The dialect for a config (by architecture and expert format). Errors: kUnsupported when they do
+// not go together, kInvalidArgument for dimensions that the format cannot hold.
 Result<std::unique_ptr<Dialect>> choose_dialect(const config::ModelConfig& config);
 
 class Checkpoint {
  public:
-  // Reads config.json, generation_config.json (optional), model.safetensors or the sharded index,
+  // Reads config.json, generation_config.json (optional), and model.safetensors, or the shards that
+  // the index names, or without an index the one .safetensors file or all NAME-*-of-N.safetensors;
   // validates every shard, and accounts for every tensor. Any defect is an error that names the
   // file or tensor and both values; nothing is half open. Errors: those of parse_model_config and
   // SafetensorsFile::open; kCorrupt when index and shards contradict each other; kMismatch when

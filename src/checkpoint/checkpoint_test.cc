@@ -173,8 +173,8 @@ std::vector<BadCheckpoint> bad_configs_and_files() {
       {"config empty", nothing, overwrite("config.json", ""), ErrorCode::kCorrupt,
        {"config.json: not valid JSON"}},
       {"config of an unknown model", nothing,
-       overwrite("config.json", R"({"model_type":"mixtral"})"), ErrorCode::kUnsupported,
-       {"model_type is \"mixtral\"; this engine knows gpt_oss"}},
+       overwrite("config.json", R"({"model_type":"llama"})"), ErrorCode::kUnsupported,
+       {"model_type is \"llama\"; this engine knows gpt_oss, qwen3_moe, mixtral"}},
       {"config absurd",
        [](SmallCheckpoint& small) {
          const auto at = small.config_json.find("\"num_local_experts\":3");
@@ -192,8 +192,17 @@ std::vector<BadCheckpoint> bad_configs_and_files() {
        ErrorCode::kCorrupt, {"generation_config.json: not valid JSON"}},
       {"generation config empty", nothing, overwrite("generation_config.json", ""),
        ErrorCode::kCorrupt, {"generation_config.json: the file is empty"}},
-      {"no weights", nothing, remove_file(kIndexName), ErrorCode::kNotFound,
+      {"no weights", nothing,
+       [](const std::string& directory) {
+         for (const char* name : {kIndexName, kFirst, kSecond}) remove_file(name)(directory);
+       },
+       ErrorCode::kNotFound,
        {"holds neither model.safetensors nor model.safetensors.index.json"}},
+      {"a shard and no index", nothing,
+       [](const std::string& directory) {
+         for (const char* name : {kIndexName, kSecond}) remove_file(name)(directory);
+       },
+       ErrorCode::kCorrupt, {"are 1 shards of 2, and there is no model.safetensors.index.json"}},
       {"weights twice", nothing, overwrite("model.safetensors", "x"), ErrorCode::kCorrupt,
        {"holds both model.safetensors and model.safetensors.index.json"}},
       {"shard missing", nothing, remove_file(kSecond), ErrorCode::kNotFound,

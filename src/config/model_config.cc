@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "config/gpt_oss_config.h"
+#include "config/hub_moe_config.h"
 #include "config/json_fields.h"
 
 namespace holdfast::config {
@@ -15,7 +16,7 @@ namespace {
 constexpr JsonFields::Limits kConfigLimits{kMaxConfigBytes, 32};
 constexpr std::size_t kMaxEosTokens = 64;
 constexpr std::int64_t kNoToken = -1;
-constexpr std::string_view kKnownModelTypes = "gpt_oss";
+constexpr std::string_view kKnownModelTypes = "gpt_oss, qwen3_moe, mixtral";
 
 // A single id where -1 and absent both mean none.
 Result<std::optional<std::int32_t>> parse_token(const JsonFields& fields, std::string_view key,
@@ -75,6 +76,7 @@ std::vector<std::pair<std::string_view, std::string>> storage_fields(const Model
       {"num_hidden_layers", text(config.layer_count)},
       {"hidden_size", text(config.hidden_size)},
       {"intermediate_size", text(config.intermediate_size)},
+      {"dense intermediate_size", text(config.dense_intermediate_size)},
       {"num_attention_heads", text(config.query_head_count)},
       {"num_key_value_heads", text(config.kv_head_count)},
       {"head_dim", text(config.head_dim)},
@@ -95,6 +97,9 @@ std::vector<std::pair<std::string_view, std::string>> storage_fields(const Model
       {"swiglu_limit", text(config.swiglu.limit)},
       {"expert scheme", text(expert_scheme_name(config.expert_format.scheme))},
       {"expert format", to_text(config.expert_format)},
+      {"norm_topk_prob", text(config.renormalise)},
+      {"tie_word_embeddings", text(config.tied_embeddings)},
+      {"dense layers", fmt::format("[{}]", fmt::join(config.dense_layers, ", "))},
       {"layer_types", fmt::format("[{}]", fmt::join(kinds, ", "))},
   };
 }
@@ -118,19 +123,30 @@ std::string_view attention_kind_name(AttentionKind kind) {
   return "unknown";
 }
 
+bool ModelConfig::is_dense(std::int64_t layer) const {
+  return std::binary_search(dense_layers.begin(), dense_layers.end(), layer);
+}
+
+namespace {
+
+Result<ModelConfig> parse_architecture(const JsonFields& fields) {
+  HF_ASSIGN(const auto model_type, fields.optional_text("model_type"));
+  if (!model_type) return fields.missing("model_type");
+  if (*model_type == architecture_name(Architecture::kGptOss)) return parse_gpt_oss(fields);
+  if (*model_type == architecture_name(Architecture::kQwen3Moe)) return parse_qwen3_moe(fields);
+  if (*model_type == architecture_name(Architecture::kMixtral)) return parse_mixtral(fields);
+  return make_error(ErrorCode::kUnsupported, "{}: model_type is {}; this engine knows {}",
+                    fields.name(), brief_json(*fields.find("model_type")), kKnownModelTypes);
+}
+
+}  // namespace
+
 Result<ModelConfig> parse_model_config(std::string_view config_json,
                                        std::string_view generation_json) {
   simdjson::dom::parser parser;
   HF_ASSIGN(const JsonFields fields,
             JsonFields::parse(parser, config_json, "config.json", kConfigLimits));
-  HF_ASSIGN(const auto model_type, fields.optional_text("model_type"));
-  if (!model_type) return fields.missing("model_type");
-  if (*model_type != architecture_name(Architecture::kGptOss)) {
-    return make_error(ErrorCode::kUnsupported,
-                      "config.json: model_type is {}; this engine knows {}",
-                      brief_json(*fields.find("model_type")), kKnownModelTypes);
-  }
-  HF_ASSIGN(ModelConfig config, parse_gpt_oss(fields));
+  HF_ASSIGN(ModelConfig config, parse_architecture(fields));
   HF_TRY(apply_tokens(fields, config));
   if (generation_json.empty()) return config;
   simdjson::dom::parser generation_parser;

@@ -33,7 +33,8 @@ struct RopeConfig {
   friend bool operator==(const RopeConfig&, const RopeConfig&) = default;
 };
 
-// Clamped SwiGLU of gpt-oss (semantics.md 3.7): out = g * sigmoid(alpha g) * (u + beta).
+// Clamped SwiGLU (semantics.md 3.7): out = g * sigmoid(alpha g) * (u + beta) with g and u clamped
+// at the limit; alpha 1, beta 0 and no limit make it silu(g) * u.
 struct SwigluConfig {
   float alpha = 1.702f;
   float beta = 1.0f;
@@ -45,9 +46,17 @@ struct SwigluConfig {
 struct ModelConfig {
   Architecture architecture = Architecture::kGptOss;
   std::string model_type;  // as published, "gpt_oss"
+  // What the architecture has.
+  bool attention_bias = true;    // of q, k, v and out
+  bool attention_sinks = true;
+  bool query_key_norm = false;   // RMSNorm of each head of q and k, before rope
+  bool router_bias = true;
+  bool renormalise = true;       // the chosen experts' weights sum to 1
+  bool tied_embeddings = false;  // lm_head is the embedding
   std::int64_t layer_count = 0;
   std::int64_t hidden_size = 0;
-  std::int64_t intermediate_size = 0;
+  std::int64_t intermediate_size = 0;        // of one expert
+  std::int64_t dense_intermediate_size = 0;  // of a layer without experts
   std::int64_t query_head_count = 0;
   std::int64_t kv_head_count = 0;
   std::int64_t head_dim = 0;
@@ -61,11 +70,13 @@ struct ModelConfig {
   SwigluConfig swiglu;
   ExpertFormat expert_format;
   std::vector<AttentionKind> layer_kinds;  // one per layer
+  std::vector<std::int64_t> dense_layers;  // with one MLP in place of experts, ascending
   // Of generation_config.json where it states them, else of config.json; below vocab_size.
   std::vector<std::int32_t> eos_token_ids;
   std::int32_t bos_token_id = -1;  // -1: none
   std::int32_t pad_token_id = -1;
 
+  bool is_dense(std::int64_t layer) const;
   friend bool operator==(const ModelConfig&, const ModelConfig&) = default;
 };
 
@@ -75,7 +86,7 @@ inline constexpr std::size_t kMaxConfigBytes = 1u << 20;
 // `config_json` is config.json's text; `generation_json` may be empty.
 // Errors name the field, its value and the accepted range: kUnsupported for an unknown model_type
 // (listing the known ones) or an option this engine lacks, kCorrupt for JSON that does not parse,
-// kInvalidArgument for a missing or absurd field. Named maxima are in gpt_oss_config.cc.
+// kInvalidArgument for a missing or absurd field. Named maxima are in common_fields.h.
 Result<ModelConfig> parse_model_config(std::string_view config_json,
                                        std::string_view generation_json = {});
 

@@ -169,8 +169,8 @@ constexpr auto kOther = ErrorCode::kUnsupported;
 
 std::vector<BadConfig> bad_sizes() {
   return {
-      {"model_type", R"("mixtral")", kOther,
-       R"(model_type is "mixtral"; this engine knows gpt_oss)"},
+      {"model_type", R"("llama")", kOther,
+       R"(model_type is "llama"; this engine knows gpt_oss, qwen3_moe, mixtral)"},
       {"model_type", "", kBad, "model_type is missing"},
       {"model_type", "7", kBad, "model_type is 7, expected a string"},
       {"num_hidden_layers", "0", kBad,
@@ -186,8 +186,8 @@ std::vector<BadConfig> bad_sizes() {
       {"head_dim", "0", kBad, "head_dim is 0, expected an integer from 2 to"},
       {"head_dim", "63", kBad, "head_dim is 63, expected a multiple of"},
       {"hidden_size", "2881", kBad,
-       "hidden_size is 2881, expected a multiple of the MXFP4 block, 32"},
-      {"intermediate_size", "16", kBad, "intermediate_size is 16, expected a multiple of"},
+       "gate_up_proj [5760, 2881]: inputs 2881 must be a multiple of 32 (mxfp4"},
+      {"intermediate_size", "16", kBad, "down_proj [2880, 16]: inputs 16 must be a multiple of 32"},
       {"num_key_value_heads", "7", kBad, "num_attention_heads is 64, expected a multiple of"},
       {"layer_types", repeat_kinds(11), kBad,
        "layer_types has 22 entries, num_hidden_layers is 24"},
@@ -222,8 +222,8 @@ std::vector<BadConfig> bad_constants_and_options() {
       {"rope_parameters", R"({"rope_type":"default","rope_theta":10000})", kBad,
        "rope_theta is 150000 and config.json: rope_parameters says 10000"},
       {"swiglu_limit", "0", kBad, "swiglu_limit is 0, expected"},
-      {"quantization_config", R"({"quant_method":"fp8"})", kOther,
-       "quantization_config: quant_method is fp8; this engine knows mxfp4"},
+      {"quantization_config", R"({"quant_method":"bitsandbytes"})", kOther,
+       "quantization_config: quant_method is bitsandbytes; this engine knows mxfp4, fp8, "},
       {"quantization_config", "{}", kBad, "quant_method is missing"},
       {"quantization_config", R"("mxfp4")", kBad, "expected an object"},
       {"attention_bias", "false", kOther, "attention_bias is false; this engine knows true"},

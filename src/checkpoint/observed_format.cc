@@ -1,0 +1,45 @@
+#include "checkpoint/observed_format.h"
+
+#include "config/expert_tensors.h"
+
+namespace holdfast::checkpoint {
+namespace {
+
+using config::TensorRole;
+using tensor::DType;
+
+bool is_plain_float(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
+}
+
+bool is_scale(TensorRole role) {
+  return role == TensorRole::kScale || role == TensorRole::kGlobalScale ||
+         role == TensorRole::kInputScale;
+}
+
+bool is_scalar(const tensor::Shape& shape) {
+  return shape.rank() == 0 || (shape.rank() == 1 && shape[0] == 1);
+}
+
+}  // namespace
+
+config::ExpertFormat observe_format(const config::ModelConfig& config, const FindEntry& find) {
+  config::ExpertFormat format = config.expert_format;
+  std::int64_t layer = 0;
+  while (config.is_dense(layer)) ++layer;
+  const auto tensors = config::expert_tensors(config);
+  if (!tensors.ok()) return format;
+  const std::string prefix = config::experts_prefix(config, layer) + ".";
+  for (const config::ExpertTensor& tensor : *tensors) {
+    if (!tensor.per_expert || !is_scale(tensor.role) || !is_plain_float(tensor.dtype)) continue;
+    const TensorEntry* entry = find(prefix + tensor.part_name(0));
+    if (entry == nullptr || !is_plain_float(entry->dtype)) continue;
+    (tensor.role == TensorRole::kScale ? format.scale_dtype : format.scalar_dtype) = entry->dtype;
+    if (is_scalar(tensor.shape) && is_scalar(entry->shape)) {
+      format.scalars_have_axis = entry->shape.rank() == 1;
+    }
+  }
+  return format;
+}
+
+}  // namespace holdfast::checkpoint

@@ -1,0 +1,20 @@
+// observe_format: what config.json leaves open of the experts' format and the files show. Pure; any
+// thread.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "checkpoint/checkpoint.h"
+
+namespace holdfast::checkpoint {
+
+// The header's entry of a tensor, or nullptr.
+using FindEntry = std::function<const TensorEntry*(const std::string& name)>;
+
+// `config`'s expert format with the dtypes of scales that the first layer with experts has, where
+// they are plain floats, and the shape of its scalars, [] or [1]. What does not fit at all is left
+// to the account.
+config::ExpertFormat observe_format(const config::ModelConfig& config, const FindEntry& find);
+
+}  // namespace holdfast::checkpoint

@@ -1,0 +1,316 @@
+#include "config/quantization_config.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+
+#include "base/error.h"
+#include "config/common_fields.h"
+#include "config/compressed_tensors_config.h"
+#include "config/kept_modules.h"
+
+// Fields as the publishers' tools write them: Hugging Face's fp8, AutoFP8, AutoGPTQ and GPTQModel,
+// AutoAWQ, NVIDIA ModelOpt, AMD Quark, Intel AutoRound, openai/gpt-oss. compressed-tensors has a
+// file of its own.
+namespace holdfast::config {
+namespace {
+
+constexpr IntRange kBits{1, 64};
+constexpr IntRange kGroupSize{-1, 1 << 20};
+constexpr std::int64_t kFp8BlockSide = 128;
+
+// What a format's parser needs: the quantization_config, and the model that it belongs to.
+struct Source {
+  const JsonFields& fields;
+  const ModelConfig& model;
+};
+
+// A field that must have one value; absent is fine unless `required`.
+Status require_text(const JsonFields& fields, std::string_view key, std::string_view wanted,
+                    bool required = false) {
+  HF_ASSIGN(const auto text, fields.optional_text(key));
+  if (!text && required) return fields.missing(key);
+  if (!text || *text == wanted) return {};
+  return unsupported(fields, key, *text, wanted);
+}
+
+Status require_int(const JsonFields& fields, std::string_view key, IntRange range,
+                   std::int64_t wanted) {
+  HF_ASSIGN(const std::int64_t value, fields.required_int(key, range));
+  if (value == wanted) return {};
+  return unsupported(fields, key, fmt::format("{}", value), fmt::format("{}", wanted));
+}
+
+// A field that this engine knows only absent, null or empty.
+Status require_nothing(const JsonFields& fields, std::string_view key) {
+  const auto value = fields.find(key);
+  if (!value) return {};
+  simdjson::dom::object object;
+  simdjson::dom::array array;
+  if (!value->get(object) && object.size() == 0) return {};
+  if (!value->get(array) && array.size() == 0) return {};
+  return unsupported(fields, key, brief_json(*value), "null");
+}
+
+Result<std::int64_t> positive_group(const JsonFields& fields) {
+  HF_ASSIGN(const std::int64_t group, fields.required_int("group_size", kGroupSize));
+  if (group >= 1) return group;
+  return unsupported(fields, "group_size", fmt::format("{}", group), "groups of 1 and more");
+}
+
+Result<ExpertFormat> parse_mxfp4(const Source& source) {
+  if (source.model.architecture != Architecture::kGptOss) {
+    return unsupported(source.fields, "quant_method", "mxfp4", "it for gpt_oss");
+  }
+  return ExpertFormat{.scheme = ExpertScheme::kMxfp4, .dialect = ExpertDialect::kGptOssHub};
+}
+
+// Whether weight_block_size is there; the one block that is known is 128 x 128.
+Result<bool> has_blocks(const JsonFields& fields) {
+  constexpr std::string_view kKey = "weight_block_size";
+  HF_ASSIGN(const auto blocks, fields.optional_array(kKey));
+  if (!blocks) return false;
+  std::int64_t count = 0;
+  for (const simdjson::dom::element element : *blocks) {
+    std::int64_t side = 0;
+    if (element.get(side) || side != kFp8BlockSide) count = -2;
+    ++count;
+  }
+  if (count == 2) return true;
+  return unsupported(fields, kKey, brief_json(*fields.find(kKey)), "[128, 128]");
+}
+
+Result<ExpertFormat> parse_fp8(const Source& source) {
+  const JsonFields& fields = source.fields;
+  HF_TRY(require_text(fields, "fmt", "e4m3"));
+  HF_ASSIGN(const auto scheme, fields.optional_text("activation_scheme"));
+  if (!scheme) return fields.missing("activation_scheme");
+  if (*scheme != "dynamic" && *scheme != "static") {
+    return unsupported(fields, "activation_scheme", *scheme, "dynamic, static");
+  }
+  KeptModules kept;
+  HF_TRY(kept.add_list(fields, "modules_to_not_convert"));
+  HF_TRY(kept.add_list(fields, "ignored_layers"));
+  HF_TRY(kept.check(fields, "modules_to_not_convert or ignored_layers", source.model));
+  HF_ASSIGN(const bool blocks, has_blocks(fields));
+  if (!blocks) {
+    return ExpertFormat{.scheme = ExpertScheme::kFp8Tensor,
+                        .activations = *scheme == "static" ? ActivationScheme::kFp8Static
+                                                           : ActivationScheme::kFp8Token,
+                        .dialect = ExpertDialect::kFp8};
+  }
+  if (*scheme == "static") {
+    return unsupported(fields, "activation_scheme with weight_block_size", *scheme, "dynamic");
+  }
+  return ExpertFormat{.scheme = ExpertScheme::kFp8Block,
+                      .activations = ActivationScheme::kFp8TokenGroup,
+                      .dialect = ExpertDialect::kFp8Block};
+}
+
+Result<ExpertFormat> parse_modelopt(const Source& source) {
+  const JsonFields& fields = source.fields;
+  HF_ASSIGN(const auto algorithm, fields.optional_text("quant_algo"));
+  if (!algorithm) return fields.missing("quant_algo");
+  HF_TRY(require_nothing(fields, "kv_cache_scheme"));
+  HF_TRY(require_nothing(fields, "kv_cache_quant_algo"));
+  KeptModules kept;
+  HF_TRY(kept.add_list(fields, "ignore"));
+  HF_TRY(kept.add_list(fields, "exclude_modules"));
+  HF_TRY(kept.check(fields, "ignore or exclude_modules", source.model));
+  if (*algorithm == "NVFP4") {
+    return ExpertFormat{.scheme = ExpertScheme::kNvfp4,
+                        .activations = ActivationScheme::kNvfp4,
+                        .dialect = ExpertDialect::kModelOptNvfp4};
+  }
+  if (*algorithm == "FP8") {
+    return ExpertFormat{.scheme = ExpertScheme::kFp8Tensor,
+                        .activations = ActivationScheme::kFp8Static,
+                        .dialect = ExpertDialect::kFp8};
+  }
+  if (*algorithm == "MXFP8") {
+    return ExpertFormat{.scheme = ExpertScheme::kMxfp8,
+                        .activations = ActivationScheme::kMxfp8,
+                        .dialect = ExpertDialect::kFp8};
+  }
+  return unsupported(fields, "quant_algo", *algorithm, "NVFP4, FP8, MXFP8");
+}
+
+// A fp8 scale for the whole that the checkpoint has, or nothing.
+Result<ActivationScheme> quark_activations(const JsonFields& global) {
+  HF_ASSIGN(const auto inputs, global.optional_object("input_tensors"));
+  if (!inputs) return ActivationScheme::kNone;
+  HF_TRY(require_text(*inputs, "dtype", "fp8_e4m3", true));
+  HF_TRY(require_text(*inputs, "qscheme", "per_tensor", true));
+  HF_TRY(require_switch(*inputs, "is_dynamic", false, false));
+  return ActivationScheme::kFp8Static;
+}
+
+Result<ExpertFormat> quark_weights(const JsonFields& weight) {
+  HF_ASSIGN(const auto dtype, weight.optional_text("dtype"));
+  if (!dtype) return weight.missing("dtype");
+  if (*dtype == "fp8_e4m3") {
+    HF_TRY(require_text(weight, "qscheme", "per_tensor", true));
+    return ExpertFormat{.scheme = ExpertScheme::kFp8Tensor, .dialect = ExpertDialect::kFp8};
+  }
+  if (*dtype != "fp4") return unsupported(weight, "dtype", *dtype, "fp8_e4m3, fp4");
+  HF_TRY(require_text(weight, "qscheme", "per_group", true));
+  HF_TRY(require_int(weight, "group_size", kGroupSize, 32));
+  HF_TRY(require_text(weight, "scale_format", "e8m0", true));
+  return ExpertFormat{.scheme = ExpertScheme::kMxfp4, .dialect = ExpertDialect::kMxfp4PerExpert};
+}
+
+Result<ExpertFormat> parse_quark(const Source& source) {
+  const JsonFields& fields = source.fields;
+  for (const char* key : {"layer_quant_config", "layer_type_quant_config", "kv_cache_quant_config",
+                          "softmax_quant_spec"}) {
+    HF_TRY(require_nothing(fields, key));
+  }
+  HF_ASSIGN(const auto exported, fields.optional_object("export"));
+  if (exported) HF_TRY(require_text(*exported, "weight_format", "real_quantized"));
+  HF_ASSIGN(const auto global, fields.optional_object("global_quant_config"));
+  if (!global) return fields.missing("global_quant_config");
+  HF_TRY(require_nothing(*global, "output_tensors"));
+  HF_TRY(require_nothing(*global, "bias"));
+  HF_ASSIGN(const auto weight, global->optional_object("weight"));
+  if (!weight) return global->missing("weight");
+  HF_ASSIGN(ExpertFormat format, quark_weights(*weight));
+  HF_ASSIGN(format.activations, quark_activations(*global));
+  KeptModules kept;
+  HF_TRY(kept.add_list(fields, "exclude"));
+  HF_TRY(kept.check(fields, "exclude", source.model));
+  return format;
+}
+
+// extra_config says of single modules that they were kept: their bits are 16 or more.
+Status add_auto_round_kept(const JsonFields& fields, KeptModules& kept) {
+  HF_ASSIGN(const auto extra, fields.optional_object("extra_config"));
+  if (!extra) return {};
+  for (const auto field : extra->object()) {
+    HF_ASSIGN(const auto module, extra->optional_object(field.key));
+    if (!module) return extra->missing(field.key);
+    HF_ASSIGN(const std::int64_t bits, module->required_int("bits", kBits));
+    if (bits < 16) {
+      return unsupported(*module, "bits", fmt::format("{}", bits), "16 and more in extra_config");
+    }
+    HF_TRY(kept.add(*extra, field.key));
+  }
+  return {};
+}
+
+Result<ExpertFormat> parse_auto_round(const Source& source) {
+  const JsonFields& fields = source.fields;
+  HF_TRY(require_text(fields, "data_type", "mx_fp", true));
+  HF_TRY(require_int(fields, "bits", kBits, 4));
+  HF_TRY(require_int(fields, "group_size", kGroupSize, 32));
+  HF_TRY(require_text(fields, "packing_format", "auto_round:llm_compressor"));
+  HF_ASSIGN(const auto activation_bits, fields.optional_int("act_bits", kBits));
+  if (activation_bits.value_or(16) < 16) {
+    return unsupported(fields, "act_bits", fmt::format("{}", *activation_bits), "16 and more");
+  }
+  KeptModules kept;
+  HF_TRY(add_auto_round_kept(fields, kept));
+  HF_TRY(kept.check(fields, "extra_config", source.model));
+  return ExpertFormat{.scheme = ExpertScheme::kMxfp4,
+                      .dialect = ExpertDialect::kMxfp4PerExpert,
+                      .packed_name = "weight_packed"};
+}
+
+// GPTQ quantises attention and experts of every layer unless the file lists what it quantised.
+Status check_gptq_modules(const JsonFields& fields) {
+  constexpr std::string_view kKey = "modules_in_block_to_quantize";
+  HF_ASSIGN(const auto groups, fields.optional_array(kKey));
+  if (!groups) {
+    return unsupported(fields, kKey, "missing, so that attention is quantised too",
+                       "a list of experts alone, as attention is read as bf16");
+  }
+  for (const simdjson::dom::element group : *groups) {
+    simdjson::dom::array names;
+    if (group.get(names)) return fields.wrong(kKey, *fields.find(kKey), "lists of names");
+    for (const simdjson::dom::element element : names) {
+      std::string_view name;
+      if (element.get(name)) return fields.wrong(kKey, *fields.find(kKey), "lists of names");
+      if (name.find("experts") != name.npos) continue;
+      return unsupported(fields, kKey, name, "experts alone; all else is read as bf16");
+    }
+  }
+  return {};
+}
+
+Result<ExpertFormat> parse_gptq(const Source& source) {
+  const JsonFields& fields = source.fields;
+  ExpertFormat format{.scheme = ExpertScheme::kInt4, .dialect = ExpertDialect::kGptq,
+                      .scale_dtype = tensor::DType::kF16};
+  HF_TRY(require_int(fields, "bits", kBits, 4));
+  HF_ASSIGN(format.group_size, positive_group(fields));
+  HF_ASSIGN(format.act_order, fields.boolean("desc_act", false));
+  HF_ASSIGN(const bool symmetric, fields.boolean("sym", true));
+  format.zero_points = !symmetric;
+  HF_ASSIGN(const auto version, fields.optional_text("checkpoint_format"));
+  if (version && *version != "gptq" && *version != "gptq_v2") {
+    return unsupported(fields, "checkpoint_format", *version, "gptq, gptq_v2");
+  }
+  format.gptq_v1 = version.value_or("gptq") == "gptq";
+  HF_TRY(require_switch(fields, "lm_head", false, false));
+  HF_TRY(require_nothing(fields, "dynamic"));
+  HF_TRY(check_gptq_modules(fields));
+  return format;
+}
+
+Result<ExpertFormat> parse_awq(const Source& source) {
+  const JsonFields& fields = source.fields;
+  ExpertFormat format{.scheme = ExpertScheme::kInt4, .dialect = ExpertDialect::kAwq,
+                      .zero_points = true, .scale_dtype = tensor::DType::kF16};
+  HF_TRY(require_int(fields, "bits", kBits, 4));
+  HF_ASSIGN(format.group_size, positive_group(fields));
+  HF_TRY(require_switch(fields, "zero_point", true, true));
+  HF_ASSIGN(const auto version, fields.optional_text("version"));
+  if (version && *version != "gemm" && *version != "GEMM") {
+    return unsupported(fields, "version", *version, "gemm");
+  }
+  KeptModules kept;
+  HF_TRY(kept.add_list(fields, "modules_to_not_convert"));
+  HF_TRY(kept.add(fields, "lm_head"));  // which AWQ never quantises
+  HF_TRY(kept.check(fields, "modules_to_not_convert", source.model));
+  return format;
+}
+
+Result<ExpertFormat> parse_compressed(const Source& source) {
+  return parse_compressed_tensors(source.fields, source.model);
+}
+
+struct Method {
+  std::string_view name;
+  Result<ExpertFormat> (*parse)(const Source& source);
+};
+constexpr std::array<Method, 9> kMethods = {{
+    {"mxfp4", &parse_mxfp4},
+    {"fp8", &parse_fp8},
+    {"modelopt", &parse_modelopt},
+    {"compressed-tensors", &parse_compressed},
+    {"quark", &parse_quark},
+    {"auto-round", &parse_auto_round},
+    {"intel/auto-round", &parse_auto_round},
+    {"gptq", &parse_gptq},
+    {"awq", &parse_awq},
+}};
+
+}  // namespace
+
+Result<ExpertFormat> parse_expert_format(const JsonFields& fields, const ModelConfig& config) {
+  HF_ASSIGN(const auto quantization, fields.optional_object("quantization_config"));
+  if (!quantization) {
+    return ExpertFormat{.dialect = config.architecture == Architecture::kGptOss
+                                       ? ExpertDialect::kGptOssHub
+                                       : ExpertDialect::kHub};
+  }
+  HF_ASSIGN(const auto name, quantization->optional_text("quant_method"));
+  if (!name) return quantization->missing("quant_method");
+  std::string known;
+  for (const Method& method : kMethods) {
+    if (*name == method.name) return method.parse({*quantization, config});
+    known += fmt::format("{}{}", known.empty() ? "" : ", ", method.name);
+  }
+  return unsupported(*quantization, "quant_method", *name, known);
+}
+
+}  // namespace holdfast::config

@@ -1,0 +1,294 @@
+// quantization_config of every publisher: what it makes of the experts, and what is refused.
+#include "config/quantization_config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "config/name_pattern.h"
+
+namespace holdfast::config {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+ModelConfig model(Architecture architecture) {
+  ModelConfig config;
+  config.architecture = architecture;
+  config.layer_count = 2;
+  return config;
+}
+
+std::string format_of(const std::string& quantization,
+                      Architecture architecture = Architecture::kQwen3Moe) {
+  simdjson::dom::parser parser;
+  const std::string text = "{\"quantization_config\":" + quantization + "}";
+  const auto fields = JsonFields::parse(parser, text, "config.json", {1 << 16, 16});
+  if (!fields.ok()) return fields.error().to_string();
+  const auto format = parse_expert_format(*fields, model(architecture));
+  return format.ok() ? to_text(*format) : format.error().to_string();
+}
+
+// Replaces `from`, which must be there.
+std::string with(std::string text, const std::string& from, const std::string& to) {
+  const auto at = text.find(from);
+  EXPECT_NE(at, std::string::npos) << from;
+  return at == std::string::npos ? text : text.replace(at, from.size(), to);
+}
+
+const std::string kKept = R"(["lm_head","self_attn","mlp.gate"])";
+
+TEST(QuantizationConfig, NoneIsBf16InTheArchitecturesOwnLayout) {
+  EXPECT_EQ(format_of("null"), "bf16, activations none, as hub");
+  EXPECT_EQ(format_of("null", Architecture::kGptOss),
+            "bf16, activations none, as gpt-oss (Hugging Face)");
+}
+
+TEST(QuantizationConfig, Mxfp4OfGptOss) {
+  const std::string text = R"({"quant_method":"mxfp4","modules_to_not_convert":["lm_head"]})";
+  EXPECT_EQ(format_of(text, Architecture::kGptOss),
+            "mxfp4, activations none, as gpt-oss (Hugging Face)");
+  EXPECT_THAT(format_of(text), HasSubstr("quant_method is mxfp4; this engine knows it for "
+                                         "gpt_oss"));
+}
+
+TEST(QuantizationConfig, Fp8InBlocksAndForTheWhole) {
+  const std::string block = R"({"quant_method":"fp8","fmt":"e4m3","activation_scheme":"dynamic",
+      "weight_block_size":[128,128],"modules_to_not_convert":)" + kKept + "}";
+  EXPECT_EQ(format_of(block), "fp8-block, activations fp8-token-group, as fp8 block");
+  const std::string whole = R"({"quant_method":"fp8","activation_scheme":"static",
+      "ignored_layers":["lm_head","re:.*self_attn.*","re:.*gate$"]})";
+  EXPECT_EQ(format_of(whole), "fp8-tensor, activations fp8-static, as fp8");
+  EXPECT_EQ(format_of(with(whole, "static", "dynamic")),
+            "fp8-tensor, activations fp8-token, as fp8");
+  EXPECT_THAT(format_of(with(block, "e4m3", "e5m2")), HasSubstr("fmt is e5m2; this engine knows"));
+  EXPECT_THAT(format_of(with(block, "dynamic", "none")),
+              HasSubstr("activation_scheme is none; this engine knows dynamic, static"));
+  EXPECT_THAT(format_of(with(block, "dynamic", "static")),
+              HasSubstr("activation_scheme with weight_block_size is static"));
+  EXPECT_THAT(format_of(with(block, "[128,128]", "[64,128]")),
+              HasSubstr("weight_block_size is [64,128]; this engine knows [128, 128]"));
+  EXPECT_THAT(format_of(with(block, "[128,128]", "[128]")), HasSubstr("knows [128, 128]"));
+  EXPECT_THAT(format_of(with(whole, "\"activation_scheme\":\"static\",", "")),
+              HasSubstr("activation_scheme is missing"));
+}
+
+TEST(QuantizationConfig, ModulesBesidesTheExpertsMustHaveBeenKept) {
+  const std::string text = R"({"quant_method":"fp8","activation_scheme":"dynamic",
+      "ignored_layers":["lm_head","mlp.gate","model.layers.0.self_attn","model.layers.1.q_proj"]})";
+  EXPECT_THAT(format_of(text),
+              AllOf(HasSubstr("ignored_layers does not keep model.layers.1.self_attn.q_proj (and 3 "
+                              "more modules)"),
+                    HasSubstr("unsupported")));
+  EXPECT_THAT(format_of(with(text, "lm_head", "head")), HasSubstr("(and 4 more"));
+  EXPECT_THAT(format_of(with(text, "[\"lm_head\"", "[7,\"lm_head\"")),
+              HasSubstr("expected a list of texts"));
+  EXPECT_THAT(format_of(with(text, "mlp.gate", "re:(mlp|x).gate")),
+              HasSubstr("pattern \"re:(mlp|x).gate\" has a (; this engine knows literals"));
+}
+
+TEST(QuantizationConfig, ModelOpt) {
+  const std::string text = R"({"quant_method":"modelopt","quant_algo":"NVFP4",
+      "ignore":["lm_head","*self_attn*","*mlp.gate"],"producer":{"name":"modelopt"}})";
+  EXPECT_EQ(format_of(text), "nvfp4, activations nvfp4, as modelopt nvfp4");
+  EXPECT_EQ(format_of(with(text, "NVFP4", "FP8")), "fp8-tensor, activations fp8-static, as fp8");
+  EXPECT_EQ(format_of(with(text, "NVFP4", "MXFP8")), "mxfp8, activations mxfp8, as fp8");
+  EXPECT_THAT(format_of(with(text, "NVFP4", "W4A8_AWQ")),
+              HasSubstr("quant_algo is W4A8_AWQ; this engine knows NVFP4, FP8, MXFP8"));
+  EXPECT_THAT(format_of(with(text, "\"quant_algo\"",
+                             "\"kv_cache_quant_algo\":\"FP8\",\"quant_algo\"")),
+              HasSubstr("kv_cache_quant_algo is \"FP8\"; this engine knows null"));
+}
+
+TEST(QuantizationConfig, Quark) {
+  const std::string mxfp4 = R"({"quant_method":"quark","exclude":["*self_attn*","*gate","lm_head"],
+      "layer_quant_config":{},"kv_cache_quant_config":{},
+      "export":{"weight_format":"real_quantized"},
+      "global_quant_config":{"input_tensors":null,"output_tensors":null,"bias":null,
+      "weight":{"dtype":"fp4","qscheme":"per_group","group_size":32,"scale_format":"e8m0"}}})";
+  EXPECT_EQ(format_of(mxfp4), "mxfp4, activations none, as mxfp4 per expert");
+  const std::string fp8 = R"({"quant_method":"quark","exclude":["*self_attn*","*gate","lm_head"],
+      "global_quant_config":{"weight":{"dtype":"fp8_e4m3","qscheme":"per_tensor"},
+      "input_tensors":{"dtype":"fp8_e4m3","qscheme":"per_tensor","is_dynamic":false}}})";
+  EXPECT_EQ(format_of(fp8), "fp8-tensor, activations fp8-static, as fp8");
+  EXPECT_THAT(format_of(with(mxfp4, "\"input_tensors\":null",
+                             "\"input_tensors\":{\"dtype\":\"fp4\"}")),
+              HasSubstr("input_tensors: dtype is fp4; this engine knows fp8_e4m3"));
+  EXPECT_THAT(format_of(with(fp8, "\"is_dynamic\":false", "\"is_dynamic\":true")),
+              HasSubstr("is_dynamic is true; this engine knows false"));
+  EXPECT_THAT(format_of(with(mxfp4, "\"fp4\"", "\"int4\"")),
+              HasSubstr("weight: dtype is int4; this engine knows fp8_e4m3, fp4"));
+  EXPECT_THAT(format_of(with(mxfp4, "\"group_size\":32", "\"group_size\":16")),
+              HasSubstr("group_size is 16; this engine knows 32"));
+  EXPECT_THAT(format_of(with(mxfp4, "e8m0", "float32")), HasSubstr("scale_format is float32"));
+  EXPECT_THAT(format_of(with(mxfp4, "real_quantized", "fake_quantized")),
+              HasSubstr("export: weight_format is fake_quantized"));
+  EXPECT_THAT(format_of(with(mxfp4, "\"layer_quant_config\":{}",
+                             "\"layer_quant_config\":{\"a\":1}")),
+              HasSubstr("layer_quant_config is {\"a\":1}; this engine knows null"));
+  EXPECT_THAT(format_of(R"({"quant_method":"quark"})"), HasSubstr("global_quant_config is "
+                                                                  "missing"));
+}
+
+TEST(QuantizationConfig, AutoRound) {
+  const std::string text = R"({"quant_method":"auto-round","data_type":"mx_fp","bits":4,
+      "group_size":32,"act_bits":16,"packing_format":"auto_round:llm_compressor",
+      "extra_config":{"lm_head":{"bits":16},"self_attn":{"bits":16},"mlp.gate":{"bits":32}}})";
+  EXPECT_EQ(format_of(text), "mxfp4, activations none, as mxfp4 per expert");
+  EXPECT_THAT(format_of(with(text, "mx_fp", "int")), HasSubstr("data_type is int"));
+  EXPECT_THAT(format_of(with(text, "\"bits\":4", "\"bits\":8")), HasSubstr("bits is 8"));
+  EXPECT_THAT(format_of(with(text, "act_bits\":16", "act_bits\":4")),
+              HasSubstr("act_bits is 4; this engine knows 16 and more"));
+  EXPECT_THAT(format_of(with(text, "{\"bits\":32}", "{\"bits\":8}")),
+              HasSubstr("extra_config: mlp.gate: bits is 8"));
+  EXPECT_THAT(format_of(with(text, "\"lm_head\":{\"bits\":16},", "")),
+              HasSubstr("extra_config does not keep lm_head"));
+}
+
+TEST(QuantizationConfig, GptqAndAwq) {
+  const std::string gptq = R"({"quant_method":"gptq","bits":4,"group_size":128,"desc_act":true,
+      "sym":true,"checkpoint_format":"gptq","modules_in_block_to_quantize":[["mlp.experts"]]})";
+  EXPECT_EQ(format_of(gptq), "int4 group 128 act-order, scales f16, activations none, as gptq");
+  EXPECT_EQ(format_of(with(with(gptq, "\"sym\":true", "\"sym\":false"), "\"gptq\",\"mod",
+                           "\"gptq_v2\",\"mod")),
+            "int4 group 128 zeros act-order v2, scales f16, activations none, as gptq");
+  EXPECT_THAT(format_of(with(gptq, "\"bits\":4", "\"bits\":8")), HasSubstr("bits is 8"));
+  EXPECT_THAT(format_of(with(gptq, "128", "-1")), HasSubstr("group_size is -1"));
+  EXPECT_THAT(format_of(with(gptq, "\"gptq\",\"mod", "\"marlin\",\"mod")),
+              HasSubstr("checkpoint_format is marlin; this engine knows gptq, gptq_v2"));
+  EXPECT_THAT(format_of(with(gptq, "[\"mlp.experts\"]",
+                             "[\"mlp.experts\"],[\"self_attn.q_proj\"]")),
+              HasSubstr("modules_in_block_to_quantize is self_attn.q_proj"));
+  EXPECT_THAT(format_of(with(gptq, ",\"modules_in_block_to_quantize\":[[\"mlp.experts\"]]", "")),
+              HasSubstr("so that attention is quantised too"));
+  EXPECT_THAT(format_of(with(gptq, "\"sym\"", "\"lm_head\":true,\"sym\"")),
+              HasSubstr("lm_head is true; this engine knows false"));
+  const std::string awq = R"({"quant_method":"awq","bits":4,"group_size":64,"zero_point":true,
+      "version":"gemm","modules_to_not_convert":["self_attn","mlp.gate"]})";
+  EXPECT_EQ(format_of(awq), "int4 group 64 zeros, scales f16, activations none, as awq");
+  EXPECT_THAT(format_of(with(awq, "gemm",
+                             "gemv")), HasSubstr("version is gemv; this engine knows"));
+  EXPECT_THAT(format_of(with(awq, "\"zero_point\":true", "\"zero_point\":false")),
+              HasSubstr("zero_point is false"));
+  EXPECT_THAT(format_of(with(awq, "\"self_attn\",", "")), HasSubstr("(and 7 more modules)"));
+}
+
+std::string compressed(const std::string& weights, const std::string& inputs) {
+  return R"({"quant_method":"compressed-tensors","format":"x","quantization_status":"compressed",
+      "kv_cache_scheme":null,"ignore":["lm_head","re:.*self_attn.*","re:.*mlp.gate$"],
+      "config_groups":{"group_0":{"targets":["Linear"],"output_activations":null,"weights":)" +
+         weights + ",\"input_activations\":" + inputs + "}}}";
+}
+std::string arguments(int bits, const std::string& type, const std::string& strategy,
+                      const std::string& more = "\"dynamic\":false") {
+  return "{\"num_bits\":" + std::to_string(bits) + ",\"type\":\"" + type + "\",\"strategy\":\"" +
+         strategy + "\"," + more + "}";
+}
+
+TEST(CompressedTensors, Fp8) {
+  const std::string token = arguments(8, "float", "token", "\"dynamic\":true");
+  EXPECT_EQ(format_of(compressed(arguments(8, "float", "channel"), token)),
+            "fp8-channel, scales bf16, scalars bf16, activations fp8-token, as fp8");
+  EXPECT_EQ(format_of(compressed(arguments(8, "float", "tensor"), arguments(8, "float", "tensor"))),
+            "fp8-tensor, scales bf16, scalars bf16, activations fp8-static, as fp8");
+  EXPECT_EQ(format_of(compressed(arguments(8, "float", "channel"), "null")),
+            "fp8-channel, scales bf16, scalars bf16, activations none, as fp8");
+  const std::string block = arguments(8, "float", "block", "\"block_structure\":[128,128]");
+  const std::string group = arguments(8, "float", "group", "\"dynamic\":true,\"group_size\":128");
+  EXPECT_EQ(format_of(compressed(block, group)),
+            "fp8-block, scales bf16, scalars bf16, activations fp8-token-group, as fp8");
+  EXPECT_THAT(format_of(compressed(with(block, "[128,128]", "[64,64]"), group)),
+              HasSubstr("block_structure is [64,64]"));
+  EXPECT_THAT(format_of(compressed(arguments(8, "float", "tensor"),
+                                   arguments(8, "float", "tensor", "\"dynamic\":true"))),
+              HasSubstr("input_activations: type, num_bits and strategy are float 8 tensor, "
+                        "dynamic"));
+}
+
+TEST(CompressedTensors, FourBits) {
+  const std::string nvfp4 = arguments(4, "float", "tensor_group", "\"group_size\":16");
+  EXPECT_EQ(format_of(compressed(nvfp4, with(nvfp4, "}", ",\"dynamic\":\"local\"}"))),
+            "nvfp4, activations nvfp4, as compressed-tensors nvfp4");
+  EXPECT_EQ(format_of(compressed(nvfp4, "null")),
+            "nvfp4, activations none, as compressed-tensors nvfp4");
+  EXPECT_EQ(format_of(compressed(arguments(4, "float", "group", "\"group_size\":32"), "null")),
+            "mxfp4, activations none, as mxfp4 per expert");
+  const std::string int4 = arguments(4, "int", "group", "\"group_size\":64,\"symmetric\":false");
+  EXPECT_EQ(format_of(compressed(int4, "null")),
+            "int4 group 64 zeros, scales bf16, activations none, as compressed-tensors int4");
+  EXPECT_EQ(format_of(compressed(with(int4, "false", "true,\"actorder\":\"group\""), "null")),
+            "int4 group 64 act-order, scales bf16, activations none, as compressed-tensors int4");
+  EXPECT_EQ(format_of(compressed(with(int4, "false", "true,\"actorder\":\"weight\""), "null")),
+            "int4 group 64, scales bf16, activations none, as compressed-tensors int4");
+  EXPECT_THAT(format_of(compressed(with(int4, "group_size\":64", "group_size\":-1"), "null")),
+              HasSubstr("int 4 group of -1; this engine knows int 4 by group"));
+  EXPECT_THAT(format_of(compressed(arguments(8, "int", "channel"), "null")),
+              HasSubstr("int 8 channel; this engine knows float 8, float 4, int 4"));
+  EXPECT_THAT(format_of(compressed(nvfp4, arguments(8, "float", "tensor"))),
+              HasSubstr("with NVFP4 weights"));
+  EXPECT_THAT(format_of(compressed(nvfp4, with(nvfp4, "}", ",\"dynamic\":\"global\"}"))),
+              HasSubstr("dynamic is global"));
+}
+
+TEST(CompressedTensors, WhatElseTheFilesMayHoldIsRefused) {
+  const std::string plain = compressed(arguments(8, "float", "channel"), "null");
+  EXPECT_THAT(format_of(with(plain, "\"compressed\"", "\"frozen\"")),
+              HasSubstr("quantization_status is frozen"));
+  EXPECT_THAT(format_of(with(plain, "\"kv_cache_scheme\":null", "\"kv_cache_scheme\":{\"a\":1}")),
+              HasSubstr("kv_cache_scheme is {\"a\":1}; this engine knows null"));
+  EXPECT_THAT(format_of(with(plain, "\"ignore\"", "\"sparsity_config\":{\"format\":\"sparse-24\"},"
+                                                  "\"ignore\"")),
+              HasSubstr("sparsity_config is"));
+  EXPECT_THAT(format_of(with(plain, "\"group_0\"", "\"g\":{},\"group_0\"")),
+              HasSubstr("config_groups is 2 groups; this engine knows one group"));
+  EXPECT_THAT(format_of(with(plain, "[\"Linear\"]", "[\"re:.*experts.*\"]")),
+              HasSubstr("targets is [\"re:.*experts.*\"]"));
+  EXPECT_THAT(format_of(with(plain, "\"output_activations\":null", "\"output_activations\":{}")),
+              HasSubstr("output_activations is {}"));
+  EXPECT_THAT(format_of(with(plain, "\"re:.*self_attn.*\",", "")),
+              HasSubstr("ignore does not keep model.layers.0.self_attn.q_proj"));
+}
+
+bool pattern_matches(const std::string& pattern, const std::string& name) {
+  const auto parsed = NamePattern::parse(pattern);
+  EXPECT_TRUE(parsed.ok()) << pattern;
+  return parsed.ok() && parsed->matches(name);
+}
+
+TEST(NamePattern, NamesCoverWhatLiesUnderThemAndWholePartsInARow) {
+  EXPECT_TRUE(pattern_matches("lm_head", "lm_head"));
+  EXPECT_TRUE(pattern_matches("self_attn", "model.layers.0.self_attn.q_proj"));
+  EXPECT_TRUE(pattern_matches("model.layers.1", "model.layers.1.mlp.gate"));
+  EXPECT_FALSE(pattern_matches("model.layers.1", "model.layers.10.mlp.gate"));
+  EXPECT_FALSE(pattern_matches("gate", "model.layers.0.mlp.gate_proj"));
+}
+
+TEST(NamePattern, GlobsMustCoverTheWholeName) {
+  EXPECT_TRUE(pattern_matches("*self_attn*", "model.layers.0.self_attn.q_proj"));
+  EXPECT_TRUE(pattern_matches("model.layers.?.mlp.gate", "model.layers.7.mlp.gate"));
+  EXPECT_FALSE(pattern_matches("*self_attn", "model.layers.0.self_attn.q_proj"));
+  EXPECT_FALSE(pattern_matches("model.layers.?.mlp.gate", "model.layers.17.mlp.gate"));
+}
+
+TEST(NamePattern, ExpressionsMatchFromTheBeginning) {
+  EXPECT_TRUE(pattern_matches("re:.*self_attn", "model.layers.0.self_attn.q_proj"));
+  EXPECT_FALSE(pattern_matches("re:self_attn", "model.layers.0.self_attn.q_proj"));
+  EXPECT_TRUE(pattern_matches("re:.*mlp\\.gate$", "model.layers.0.mlp.gate"));
+  EXPECT_FALSE(pattern_matches("re:.*mlp.gate$", "model.layers.0.mlp.gate_proj"));
+  EXPECT_FALSE(pattern_matches("re:.*mlp\\.gate$", "model.layers.0.mlpxgate"));
+  EXPECT_TRUE(pattern_matches("re:^model.layers.\\d+.self_attn", "model.layers.47.self_attn.q"));
+  EXPECT_FALSE(pattern_matches("re:model.layers.\\d+.self_attn", "model.layers.x.self_attn.q"));
+  EXPECT_TRUE(pattern_matches("re:lm_?head", "lmhead"));
+  for (const char* bad : {"re:(a|b)", "re:[ab]", "re:a$b", "re:*a", "re:a\\", "re:\\w", ""}) {
+    EXPECT_EQ(NamePattern::parse(bad).error().code(), ErrorCode::kUnsupported) << bad;
+  }
+}
+
+TEST(NamePattern, NoPatternIsSlow) {
+  std::string pattern = "re:";
+  for (int i = 0; i < 300; ++i) pattern += ".*";
+  EXPECT_FALSE(pattern_matches(pattern + "x$", std::string(1000, 'a')));
+}
+
+}  // namespace
+}  // namespace holdfast::config
