@@ -64,31 +64,7 @@ float round_scale(float scale, DType dtype) {
   return scale == 0.0f ? 1.0f : scale;
 }
 
-struct Range {
-  float low = 0.0f;
-  float high = 0.0f;
-  bool damaged = false;
-};
-
-struct ScaleAndZero {
-  float scale;
-  std::uint8_t zero;
-};
-
-ScaleAndZero choose(const Int4Rule& rule, const Range& range) {
-  const ScaleAndZero damaged{std::numeric_limits<float>::quiet_NaN(), kInt4SymmetricZero};
-  if (range.damaged) return damaged;
-  const bool symmetric = rule.zeros == Int4Zeros::kSymmetric;
-  const float exact = symmetric ? std::max(-range.low, range.high) / 7.5f
-                                : (range.high - range.low) / 15.0f;
-  const float scale = round_scale(exact, rule.scale_dtype);
-  if (std::isnan(scale)) return damaged;
-  if (symmetric) return {scale, kInt4SymmetricZero};
-  const float zero = std::clamp(std::nearbyint(-range.low / scale), 0.0f, float{kLargest});
-  return {scale, static_cast<std::uint8_t>(zero)};
-}
-
-std::uint8_t encode_value(float value, ScaleAndZero group) {
+std::uint8_t encode_value(float value, Int4Group group) {
   if (std::isnan(group.scale)) return group.zero;
   const float steps = std::nearbyint(value / group.scale) + static_cast<float>(group.zero);
   return static_cast<std::uint8_t>(std::clamp(steps, 0.0f, float{kLargest}));
@@ -208,6 +184,19 @@ Status check_int4_size(const Int4Size& size) {
   return {};
 }
 
+Int4Group choose_int4_group(const Int4Rule& rule, const Int4Range& range) {
+  const Int4Group damaged{std::numeric_limits<float>::quiet_NaN(), kInt4SymmetricZero};
+  if (range.damaged) return damaged;
+  const bool symmetric = rule.zeros == Int4Zeros::kSymmetric;
+  const float exact = symmetric ? std::max(-range.low, range.high) / 7.5f
+                                : (range.high - range.low) / 15.0f;
+  const float scale = round_scale(exact, rule.scale_dtype);
+  if (std::isnan(scale)) return damaged;
+  if (symmetric) return {scale, kInt4SymmetricZero};
+  const float zero = std::clamp(std::nearbyint(-range.low / scale), 0.0f, float{kLargest});
+  return {scale, static_cast<std::uint8_t>(zero)};
+}
+
 Status decode_int4(const Int4Size& size, const Int4View& in, std::span<float> out) {
   HF_TRY(check_unpacked(size, in.codes.size(), in.scales.size(), in.zeros.size()));
   HF_TRY(check_count("int4 values", out.size(), size.rows * size.cols, "[rows, cols]"));
@@ -234,18 +223,18 @@ Status encode_int4(const Int4Size& size, const Int4Rule& rule, std::span<const f
     return make_error(ErrorCode::kInvalidArgument, "int4: no scales of {}; f16, bf16 or f32",
                       dtype_name(rule.scale_dtype));
   }
-  std::vector<Range> ranges(static_cast<std::size_t>(size.groups()));
+  std::vector<Int4Range> ranges(static_cast<std::size_t>(size.groups()));
   for (std::int64_t row = 0; row < size.rows; ++row) {
-    std::fill(ranges.begin(), ranges.end(), Range{});
+    std::fill(ranges.begin(), ranges.end(), Int4Range{});
     for (std::int64_t col = 0; col < size.cols; ++col) {
-      Range& range = ranges[static_cast<std::size_t>(group_of(size, group_index, col))];
+      Int4Range& range = ranges[static_cast<std::size_t>(group_of(size, group_index, col))];
       const float value = values[at(row, col, size.cols)];
       range.damaged = range.damaged || !std::isfinite(value);
       range.low = std::min(range.low, value);
       range.high = std::max(range.high, value);
     }
     for (std::int64_t group = 0; group < size.groups(); ++group) {
-      const ScaleAndZero chosen = choose(rule, ranges[static_cast<std::size_t>(group)]);
+      const auto chosen = choose_int4_group(rule, ranges[static_cast<std::size_t>(group)]);
       out.scales[at(row, group, size.groups())] = chosen.scale;
       out.zeros[at(row, group, size.groups())] = chosen.zero;
     }

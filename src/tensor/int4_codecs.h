@@ -55,6 +55,19 @@ struct Int4Rule {
   Int4Zeros zeros = Int4Zeros::kSymmetric;
   DType scale_dtype = DType::kBF16;  // kF16, kBF16 or kF32
 };
+// By that rule, for a group whose values reach from `low` <= 0 to `high` >= 0; `damaged` is one
+// with a NaN or an infinity. A scale of NaN goes with the zero 8.
+struct Int4Group {
+  float scale = 1.0f;  // a value of the rule's dtype
+  std::uint8_t zero = kInt4SymmetricZero;
+};
+struct Int4Range {
+  float low = 0.0f;
+  float high = 0.0f;
+  bool damaged = false;
+};
+Int4Group choose_int4_group(const Int4Rule& rule, const Int4Range& range);
+
 struct Int4Encoded {
   std::span<std::uint8_t> codes;  // as in Int4View
   std::span<float> scales;        // values of the scale's dtype
