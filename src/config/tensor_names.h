@@ -1,5 +1,5 @@
-// TensorNames: what publishers call the tensors that are not experts'. With expert_tensors.h the one
-// place that knows published names: the checkpoint's account expects them, the model binds them.
+// TensorNames: what publishers call the tensors that are not of experts. With expert_tensors.h the
+// one place that knows published names: the checkpoint account expects them, the model binds them.
 // Pure functions; any thread.
 #pragma once
 
