@@ -2,47 +2,112 @@
 
 gpu_usage() {
   cat <<'TEXT'
-usage: ./dev gpu [--out DIR]
+usage: ./dev gpu [--out DIR] [--tiny]
 
-Builds the `cuda` preset (nvcc 13) and runs what needs a GPU: the tests named Cuda* of each folder,
-first plain, then the small ones under compute-sanitizer, and then the kernels' benchmark. Prints a
-table last; logs go to DIR (default: build/gpu). Where there is no GPU the tests say that they were
-skipped, and so does the table. Ends with 1 when a test failed.
+Builds the `cuda` preset (nvcc 13) and runs what needs a GPU, in this order: the tests named Cuda*
+of each folder; the small ones under compute-sanitizer; the drill on the tiny models, whole and with
+every fault, which must be RED; the drill at gpt-oss-20b's shape, likewise; and then the timings, of
+kernels and of reloads while requests decode. Prints a table last; logs and JSON go to DIR (default:
+build/gpu). --tiny leaves out what needs 28 GB of disk and 80 GB of memory. Where there is no GPU
+the tests say that they were skipped, and so does the table. Ends with 1 when something failed.
 TEXT
+}
+
+# gpu_row NAME VERDICT COUNT STARTED
+gpu_row() {
+  gpu_rows+=("$(printf '%-34s %-18s %10s %5s s' "$1" "$2" "$3" $((SECONDS - $4)))")
 }
 
 # gpu_section NAME SECONDS COMMAND...: a row of the table; output in $gpu_out/NAME.log.
 gpu_section() {
-  local name=$1 limit=$2 status=0 verdict counts started=$SECONDS
+  local name=$1 limit=$2 status=0 verdict=passed counts started=$SECONDS
   shift 2
   timeout "$limit" "$@" >"$gpu_out/$name.log" 2>&1 || status=$?
   counts=$(grep -cE '^\[       OK \]' "$gpu_out/$name.log" || true)
-  verdict=passed
   if [ "$status" != 0 ]; then
     verdict="FAILED ($status)"
     gpu_failures=$((gpu_failures + 1))
   elif grep -q '^\[  SKIPPED \]' "$gpu_out/$name.log"; then
     verdict="skipped: no GPU"
   fi
-  gpu_rows+=("$(printf '%-22s %-16s %4s ok %6s s' "$name" "$verdict" "$counts" \
-                       $((SECONDS - started)))")
+  gpu_row "$name" "$verdict" "$counts ok" "$started"
+}
+
+# gpu_drill NAME WANTED SECONDS FLAGS...: a drill that must end GREEN, RED, or REFUSED before it
+# begins to measure (a fault that this device cannot have, with its reason).
+gpu_drill() {
+  local name=$1 wanted=$2 limit=$3 status=0 found started=$SECONDS
+  shift 3
+  timeout "$limit" build/cuda/cli/holdfast drill --device cuda "$@" --json "$gpu_out/$name.json" \
+    >"$gpu_out/$name.log" 2>&1 || status=$?
+  found=$(grep -oE '^(GREEN|RED)$' "$gpu_out/$name.log" || echo "ended with $status")
+  if [ "$found" = RED ] && grep -qE 'not_found: fault' "$gpu_out/$name.log"; then
+    found=REFUSED
+  fi
+  if [ "$found" != "$wanted" ]; then
+    gpu_failures=$((gpu_failures + 1))
+    found="FAILED: $found"
+  fi
+  gpu_row "$name" "$found" '' "$started"
+}
+
+gpu_drills_tiny() {
+  local from=models/gptoss-tiny-A to=models/gptoss-tiny-B fault wanted strategy
+  for strategy in remap copy stream; do
+    gpu_drill "drill-tiny-$strategy" GREEN 60 --from $from --to $to --commit $strategy
+  done
+  for fault in rebind-constants skip-layer drop-sink short-read source-dies garbage nan bad-scale \
+    truncated replaced cancelled deadline allocation-fails exchange-fails protect-fails \
+    device-lost; do
+    gpu_drill "drill-tiny-$fault" RED 60 --from $from --to $to --inject $fault
+  done
+  gpu_drill drill-tiny-copy-fails RED 60 --from $from --to $to --inject copy-fails --commit copy
+  # Nothing is derived on a GPU, and no launch fails in a staging that launches nothing.
+  for fault in stale-derived launch-fails; do
+    gpu_drill "drill-tiny-$fault" REFUSED 60 --from $from --to $to --inject $fault
+  done
+}
+
+# A: random weights; B: those after a training step. Made while the small sections run.
+gpu_make_large() {
+  (time build/cuda/cli/holdfast make-checkpoint --like gpt-oss-20b --seed 1 "$gpu_large/A" \
+    --next "$gpu_large/B") >"$gpu_out/make-checkpoint.log" 2>&1
+}
+
+gpu_drills_large() {
+  local from=$gpu_large/A to=$gpu_large/B fault
+  gpu_drill drill-20b GREEN 120 --from "$from" --to "$to"
+  for fault in rebind-constants skip-layer drop-sink; do
+    gpu_drill "drill-20b-$fault" RED 90 --from "$from" --to "$to" --inject $fault
+  done
 }
 
 dev_gpu() {
   gpu_out=build/gpu
-  if [ $# -gt 0 ]; then
+  local tiny=''
+  while [ $# -gt 0 ]; do
     case $1 in
-      --out) gpu_out=${2:?./dev gpu: --out needs a directory} ;;
+      --out) gpu_out=${2:?./dev gpu: --out needs a directory}; shift ;;
+      --tiny) tiny=yes ;;
       -h | --help) gpu_usage; return 0 ;;
       *) gpu_usage >&2; fail "gpu: unknown argument '$1'" ;;
     esac
-  fi
+    shift
+  done
   ensure_packages build test bench
   mkdir -p "$gpu_out"
-  local folder
-  build_preset cuda device_test ops_test experts_test engine_test experts_bench
+  build_preset cuda holdfast_cli device_test ops_test experts_test engine_test experts_bench \
+    gpu_reload
   gpu_rows=()
   gpu_failures=0
+  local folder maker='' started=$SECONDS
+  nvidia-smi >/dev/null 2>&1 || tiny=yes
+  if [ -z "$tiny" ]; then
+    gpu_large=$(mktemp -d)
+    trap 'rm -rf "$gpu_large"' EXIT
+    gpu_make_large &
+    maker=$!
+  fi
   for folder in device ops experts engine; do
     gpu_section "$folder" 180 "build/cuda/${folder}_test" --gtest_filter='Cuda*'
   done
@@ -53,8 +118,21 @@ dev_gpu() {
         --error-exitcode 9 "build/cuda/${folder}_test" --gtest_filter='Cuda*:-*2880*'
     done
   fi
+  if nvidia-smi >/dev/null 2>&1; then gpu_drills_tiny; fi
+  if [ -n "$maker" ]; then
+    if wait "$maker"; then
+      gpu_row make-checkpoint passed '' "$started"
+      gpu_drills_large
+      gpu_section reload 200 build/cuda/bench/gpu_reload "$gpu_large/A" "$gpu_large/B" \
+        --out "$gpu_out/reload.json"
+    else
+      gpu_failures=$((gpu_failures + 1))
+      gpu_row make-checkpoint FAILED '' "$started"
+    fi
+  fi
   gpu_section kernels 180 build/cuda/experts_bench --benchmark_filter=run_gpu
   grep -E ' rows +[0-9]+ ' "$gpu_out/kernels.log" || true
+  cat "$gpu_out/reload.log" 2>/dev/null || true
   title "GPU: $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null ||
                 echo none), commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
   printf '%s\n' "${gpu_rows[@]}"

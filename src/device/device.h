@@ -63,6 +63,8 @@ class Graph {
   // Looks for pointers in the arguments of the recorded kernels that the manifest does not declare.
   // Errors: kMismatch naming node, position and address.
   virtual Status check_parameters(const AddressHome& home) const = 0;
+  // Of the last check_parameters; zeros where they are not counted.
+  virtual AuditFigures audited() const { return {}; }
   // Replays verbatim on `stream`. Errors, found in O(1): kFailedPrecondition when the home's layout
   // generation is not the one that was captured over or its replay gate is closed, kPoisoned.
   // kDevice.

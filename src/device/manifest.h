@@ -21,4 +21,13 @@ struct AddressManifest {
   std::vector<ManifestEntry> entries;
 };
 
+// What the audit of a graph's parameters looked at.
+struct AuditFigures {
+  std::uint64_t nodes = 0;
+  std::uint64_t words = 0;     // that could be pointers by their place
+  std::uint64_t pointers = 0;  // and are
+  std::uint64_t unaudited = 0;  // nodes that could not be read; one is enough to fail the capture
+  std::int64_t ns = 0;
+};
+
 }  // namespace holdfast::device

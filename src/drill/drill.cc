@@ -32,6 +32,8 @@ constexpr std::int64_t kMinTokens = 3 * drill::kMinTokensOfEachEpoch;
 constexpr std::int64_t kMaxTokens = 1 << 16;
 constexpr std::size_t kLivePrompts = 8;  // as many as decode together
 constexpr std::int64_t kPageBytes = 4096;
+constexpr std::int64_t kNeighbourBlocks = 16;  // on a GPU
+constexpr std::int64_t kNeighbourBlockBytes = std::int64_t{256} << 20;
 
 constexpr std::array<std::string_view, 4> kDefects = {"rebind-constants", "stale-derived",
                                                       "skip-layer", "drop-sink"};
@@ -363,7 +365,9 @@ class Drill {
     for (std::int64_t bytes = std::int64_t{256} << 10; bytes <= std::int64_t{8} << 20; bytes *= 2) {
       HF_TRY(engine_->allocation_pressure(4, bytes));
     }
-    return {};
+    // Where memory is freed for others to take, as much as a neighbour would take.
+    if (options_.device == "cpu") return {};
+    return engine_->allocation_pressure(kNeighbourBlocks, kNeighbourBlockBytes);
   }
 
   Status generate_under_pressure() {

@@ -8,6 +8,10 @@
 
 namespace holdfast::engine {
 
+namespace {
+double to_ms(std::int64_t ns) { return static_cast<double>(ns) * 1e-6; }
+}  // namespace
+
 Result<CensusReport> make_census_report(const storage::Registry& registry,
                                         const GraphSet& graphs) {
   const std::vector<const device::Graph*> captured = graphs.graphs();
@@ -31,6 +35,13 @@ Result<CensusReport> make_census_report(const storage::Registry& registry,
   report.rehomed = graphs.rehomed(registry);
   nlohmann::json json = nlohmann::json::parse(storage::to_json(census), nullptr, false);
   json["rehomed"] = report.rehomed;
+  const device::AuditFigures audit = graphs.audited();
+  const GraphSet::Recheck& recheck = graphs.rechecked();
+  json["audit"] = {{"graphs", captured.size()},    {"nodes", audit.nodes},
+                   {"words", audit.words},         {"pointers", audit.pointers},
+                   {"unaudited", audit.unaudited}, {"ms", to_ms(audit.ns)},
+                   {"recheck_slots", recheck.slots}, {"recheck_moved", recheck.moved},
+                   {"recheck_ms", to_ms(recheck.ns)}};
   report.json = json.dump();
   return report;
 }

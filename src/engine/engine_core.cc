@@ -45,15 +45,11 @@ Result<std::unique_ptr<EngineCore>> EngineCore::open(const EngineOptions& option
     HF_ASSIGN(parts.device, device::make_device(options.device));
   }
   if (options.simulate_faults) {
-    if (parts.device->kind() != device::DeviceKind::kCpu) {
-      return make_error(ErrorCode::kUnsupported,
-                        "faults of a device are simulated on the cpu alone, not on {}",
-                        parts.device->name());
-    }
     parts.device = std::make_unique<device::SimDevice>(std::move(parts.device));
   }
   std::unique_ptr<EngineCore> core(new EngineCore());
-  const base::Clock& clock = parts.clock != nullptr ? *parts.clock : core->steady_clock_;
+  core->clock_ = parts.clock != nullptr ? parts.clock : &core->steady_clock_;
+  const base::Clock& clock = *core->clock_;
   HF_ASSIGN(core->runtime_, Runtime::open(options, std::move(parts.device), clock));
   Runtime& runtime = *core->runtime_;
   core->requests_ = std::make_unique<RequestQueue>(
@@ -137,6 +133,7 @@ Status EngineCore::commit_ready() {
   }
   HF_TRY(reloader_->commit());
   ++commits_;
+  runtime_->recheck_graphs(*clock_);
   requests_->enter_epoch(epoch());
   requests_->apply(policy);
   return {};

@@ -81,6 +81,7 @@ class EngineCore {
   Status check_not_poisoned() const;
 
   base::SteadyClock steady_clock_;  // unless the parts bring a clock
+  const base::Clock* clock_ = nullptr;
   std::unique_ptr<Runtime> runtime_;
   std::unique_ptr<RequestQueue> requests_;
   std::unique_ptr<Reloader> reloader_;

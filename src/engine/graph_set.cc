@@ -1,6 +1,7 @@
 #include "engine/graph_set.h"
 
 #include <algorithm>
+#include <set>
 
 #include <fmt/format.h>
 
@@ -45,7 +46,38 @@ Result<std::unique_ptr<GraphSet>> GraphSet::capture(const storage::Registry& reg
     set->entries_.push_back(std::move(entry));
   }
   std::reverse(set->entries_.begin(), set->entries_.end());
+  std::set<storage::SlotId> seen;
+  for (const Entry& entry : set->entries_) {
+    for (const device::ManifestEntry& operand : entry.graph->manifest().entries) {
+      const auto slot = registry.resolve(operand.range.begin);
+      if (!slot || !seen.insert(*slot).second) continue;
+      set->homes_.push_back({*slot, registry.slot(*slot).range});
+    }
+  }
   return set;
+}
+
+device::AuditFigures GraphSet::audited() const {
+  device::AuditFigures sum;
+  for (const Entry& entry : entries_) {
+    const device::AuditFigures figures = entry.graph->audited();
+    sum.nodes += figures.nodes;
+    sum.words += figures.words;
+    sum.pointers += figures.pointers;
+    sum.unaudited += figures.unaudited;
+    sum.ns += figures.ns;
+  }
+  return sum;
+}
+
+void GraphSet::recheck(const storage::Registry& registry, const base::Clock& clock) {
+  const std::int64_t begin_ns = clock.now_ns();
+  rechecked_ = {.slots = homes_.size()};
+  for (const Home& home : homes_) {
+    const device::AddressRange& now = registry.slot(home.slot).range;
+    rechecked_.moved += now.begin != home.range.begin || now.bytes != home.range.bytes;
+  }
+  rechecked_.ns = clock.now_ns() - begin_ns;
 }
 
 Status GraphSet::replay(device::Stream& stream, std::int64_t rows) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "device/device.h"
 #include "holdfast/result.h"
 #include "model/decoder.h"
@@ -40,14 +41,34 @@ class GraphSet {
   // "step of 4 rows/paged_attention/sinks 0x... was layers.0.attention.sinks, is ...".
   std::vector<std::string> rehomed(const storage::Registry& registry) const;
 
+  // What the captures' audits looked at, of all graphs together.
+  device::AuditFigures audited() const;
+  // The audit after a commit: every slot that a graph was captured over still lies where it lay
+  // then. Graphs are never updated, so that nothing else can have changed what they read.
+  // Allocates nothing. Engine thread.
+  struct Recheck {
+    std::uint64_t slots = 0;
+    std::uint64_t moved = 0;
+    std::int64_t ns = 0;
+  };
+  void recheck(const storage::Registry& registry, const base::Clock& clock);
+  // Of the last commit.
+  const Recheck& rechecked() const { return rechecked_; }
+
  private:
   struct Entry {
     std::int64_t rows = 0;
     std::unique_ptr<device::Graph> graph;
     std::vector<std::string> homes;  // slot name of each manifest entry when captured
   };
+  struct Home {
+    storage::SlotId slot;
+    device::AddressRange range;
+  };
   GraphSet() = default;
   std::vector<Entry> entries_;  // ascending rows
+  std::vector<Home> homes_;     // each slot once, where it lay at capture
+  Recheck rechecked_;
 };
 
 }  // namespace holdfast::engine

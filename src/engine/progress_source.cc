@@ -1,6 +1,8 @@
 #include "engine/progress_source.h"
 
 #include <algorithm>
+#include <atomic>
+#include <mutex>
 #include <utility>
 
 namespace holdfast::engine {
@@ -23,26 +25,41 @@ class ProgressSource final : public reload::Source {
 
   Status read(std::size_t index, std::uint64_t offset, std::span<std::byte> to) override {
     HF_TRY(inner_->read(index, offset, to));
-    read_bytes_ += to.size();
+    note(to.size());
+    return {};
+  }
+
+  bool reads_concurrently() const override { return inner_->reads_concurrently(); }
+  std::span<const std::byte> memory(std::size_t index) const override {
+    return inner_->memory(index);
+  }
+  void fetched(std::size_t index, std::uint64_t bytes) override {
+    inner_->fetched(index, bytes);
+    note(bytes);
+  }
+  Status finish() override { return inner_->finish(); }
+
+ private:
+  void note(std::uint64_t bytes) {
+    const std::uint64_t read_bytes = read_bytes_ += bytes;
     const double fraction = std::min(
-        1.0, static_cast<double>(read_bytes_) / static_cast<double>(std::max<std::uint64_t>(
+        1.0, static_cast<double>(read_bytes) / static_cast<double>(std::max<std::uint64_t>(
                                                     total_bytes_, 1)));
     const int percent = static_cast<int>(fraction * 100.0);
+    if (percent <= reported_percent_) return;
+    const std::lock_guard lock(mutex_);  // one report at a time, each higher than the last
     if (percent > reported_percent_) {
       reported_percent_ = percent;
       progress_(fraction);
     }
-    return {};
   }
 
-  Status finish() override { return inner_->finish(); }
-
- private:
   std::unique_ptr<reload::Source> inner_;
   std::function<void(double)> progress_;
   std::uint64_t total_bytes_ = 0;
-  std::uint64_t read_bytes_ = 0;
-  int reported_percent_ = 0;
+  std::atomic<std::uint64_t> read_bytes_{0};
+  std::mutex mutex_;
+  std::atomic<int> reported_percent_{0};
 };
 
 }  // namespace

@@ -45,6 +45,14 @@ class CountedSource final : public reload::Source {
     board_.arrived(index, to.size());
     return {};
   }
+  bool reads_concurrently() const override { return inner_->reads_concurrently(); }
+  std::span<const std::byte> memory(std::size_t index) const override {
+    return inner_->memory(index);
+  }
+  void fetched(std::size_t index, std::uint64_t bytes) override {
+    inner_->fetched(index, bytes);
+    board_.arrived(index, bytes);
+  }
   Status finish() override { return inner_->finish(); }
 
  private:

@@ -52,6 +52,8 @@ class Runtime {
   const config::ModelConfig& config() const { return config_; }
   const model::Decoder& decoder() const { return *decoder_; }
   const GraphSet& graphs() const { return *graphs_; }
+  // After a commit, in the quiet moment.
+  void recheck_graphs(const base::Clock& clock) { graphs_->recheck(registry_, clock); }
   device::Device& device() { return *device_; }
   const device::Device& device() const { return *device_; }
   storage::Registry& registry() { return registry_; }

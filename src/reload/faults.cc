@@ -102,6 +102,11 @@ Result<std::vector<storage::SlotId>> stale_slots(const storage::Registry& regist
     case Kind::kDropSink: slots = sinks(registry); break;
   }
   if (!slots.empty()) return slots;
+  if (kind == Kind::kStaleDerived) {
+    return make_error(ErrorCode::kNotFound,
+                      "fault {}: this model derives no slot on {}, so that none can go stale",
+                      fault_kind_name(kind), registry.device().name());
+  }
   return make_error(ErrorCode::kNotFound, "fault {}: this model has no slot that it would act on",
                     fault_kind_name(kind));
 }

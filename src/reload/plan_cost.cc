@@ -11,33 +11,48 @@ namespace {
 // Fitted to reload_bench at 1 MB, 100 MB and 1 GB on a 2-core AMD EPYC (Zen 5), bench/RESULTS.md.
 // What a commit takes whatever it replaces.
 constexpr double kCommitUs = 20.0;
-// mremap moves page tables; the rest of an exchange is system calls per arena.
-constexpr double kRemapUsPerGib = 850.0;
-constexpr double kRemapUsPerArena = 60.0;
-// Two reads and two writes of memory per byte, on the one thread that commits.
-constexpr double kSwapBytesPerUs = 12000.0;
-// Reading, checking, deriving and digesting on that thread, from memory or the page cache.
-constexpr double kStreamBytesPerUs = 4300.0;
+struct CommitRates {
+  double remap_us_per_gib = 0;
+  double remap_us_per_arena = 0;
+  double swap_bytes_per_us = 0;
+  double stream_bytes_per_us = 0;
+};
+// mremap moves page tables; the rest of an exchange is system calls per arena. A swap is two reads
+// and two writes of memory per byte on the one thread that commits; a stream reads, checks, derives
+// and digests on that thread, from memory or the page cache.
+constexpr CommitRates kHostRates{850.0, 60.0, 12'000.0, 4'300.0};
+// Fitted to gpu_reload on an H200: handles are unmapped and mapped, the device swaps, and a stream
+// is what the link brings.
+constexpr CommitRates kGpuRates{70.0, 150.0, 900'000.0, 50'000.0};
 
-StrategyCost cost_of(CommitStrategy strategy, std::uint64_t arena_bytes, std::size_t arena_count,
-                     const PlanOptions& options, const ReloadPlan& plan) {
-  const double bytes = static_cast<double>(arena_bytes);
+// Of the versioned arenas.
+struct ArenaSizes {
+  std::uint64_t bytes = 0;
+  std::size_t count = 0;
+  CommitRates rates = kHostRates;
+};
+
+StrategyCost cost_of(CommitStrategy strategy, const ArenaSizes& arenas, const PlanOptions& options,
+                     const ReloadPlan& plan) {
+  const double bytes = static_cast<double>(arenas.bytes);
   StrategyCost cost{.strategy = strategy,
-                    .peak_device_bytes = arena_bytes,
+                    .peak_device_bytes = arenas.bytes,
                     .peak_host_bytes = plan.peak_host_bytes,
                     .expected_pause_us = kCommitUs};
   switch (strategy) {
     case CommitStrategy::kRemap:
-      cost.expected_pause_us += static_cast<double>(arena_count) * kRemapUsPerArena +
-                                bytes / static_cast<double>(1u << 30) * kRemapUsPerGib;
+      cost.expected_pause_us +=
+          static_cast<double>(arenas.count) * arenas.rates.remap_us_per_arena +
+          bytes / static_cast<double>(1u << 30) * arenas.rates.remap_us_per_gib;
       break;
     case CommitStrategy::kCopy:
-      cost.expected_pause_us += bytes / kSwapBytesPerUs;
+      cost.expected_pause_us += bytes / arenas.rates.swap_bytes_per_us;
       cost.peak_host_bytes += kSwapBlockBytes;
       break;
     case CommitStrategy::kStream:
       if (options.undo == UndoPolicy::kNone) cost.peak_device_bytes = 0;
-      cost.expected_pause_us += static_cast<double>(plan.source_bytes) / kStreamBytesPerUs;
+      cost.expected_pause_us +=
+          static_cast<double>(plan.source_bytes) / arenas.rates.stream_bytes_per_us;
       break;
   }
   return cost;
@@ -103,9 +118,12 @@ Result<CommitStrategy> choose_strategy(std::span<const StrategyCost> costs,
 
 Status declare_cost(const storage::Registry& registry, const PlanOptions& options,
                     ReloadPlan& plan) {
-  const auto arenas = registry.versioned_arenas();
-  std::uint64_t arena_bytes = 0;
-  for (const device::Arena* arena : arenas) arena_bytes += arena->memory().bytes;
+  ArenaSizes arenas;
+  for (const device::Arena* arena : registry.versioned_arenas()) {
+    arenas.bytes += arena->memory().bytes;
+    ++arenas.count;
+  }
+  if (registry.device().kind() == device::DeviceKind::kCuda) arenas.rates = kGpuRates;
   for (const DeriveStep& step : plan.derivations) {
     plan.peak_host_bytes = std::max(plan.peak_host_bytes, transient_buffer_bytes(registry, step));
   }
@@ -120,7 +138,7 @@ Status declare_cost(const storage::Registry& registry, const PlanOptions& option
     plan.peak_host_bytes += kStageChunkBytes;
   }
   for (std::size_t i = 0; i < kCommitStrategies.size(); ++i) {
-    plan.costs[i] = cost_of(kCommitStrategies[i], arena_bytes, arenas.size(), options, plan);
+    plan.costs[i] = cost_of(kCommitStrategies[i], arenas, options, plan);
   }
   if (options.pushed && options.strategy == CommitStrategy::kStream) {
     return make_error(ErrorCode::kUnsupported,

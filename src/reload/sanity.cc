@@ -10,7 +10,8 @@ constexpr std::uint64_t spread(std::uint64_t lane, int bits) {
   for (int at = 0; at < 64; at += bits) word |= lane << at;
   return word;
 }
-constexpr device::LaneTest lane_test(std::uint64_t mask, std::size_t width, bool whole_byte = false) {
+constexpr device::LaneTest lane_test(std::uint64_t mask, std::size_t width,
+                                     bool whole_byte = false) {
   const int bits = static_cast<int>(width) * 8;
   const std::uint64_t top = spread(std::uint64_t{1} << (bits - 1), bits);
   return {spread(mask, bits), spread(mask & (~mask + 1), bits), top, whole_byte ? top : 0, width};

@@ -265,6 +265,14 @@ class ScopedSource final : public Source {
   Status read(std::size_t index, std::uint64_t offset, std::span<std::byte> to) override {
     return inner_->read(inner_index_[index], first_byte_[index] + offset, to);
   }
+  bool reads_concurrently() const override { return inner_->reads_concurrently(); }
+  std::span<const std::byte> memory(std::size_t index) const override {
+    const auto all = inner_->memory(inner_index_[index]);
+    return all.empty() ? all : all.subspan(first_byte_[index]);
+  }
+  void fetched(std::size_t index, std::uint64_t bytes) override {
+    inner_->fetched(inner_index_[index], bytes);
+  }
   Status finish() override { return inner_->finish(); }
 
  private:

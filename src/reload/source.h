@@ -48,9 +48,11 @@ class Source {
   virtual Status read(std::size_t index, std::uint64_t offset, std::span<std::byte> to) = 0;
   // Whether several threads may read at once.
   virtual bool reads_concurrently() const { return false; }
-  // Where all bytes of the tensor lie, and stay until the transaction has ended, if the source has
-  // them in memory: a device may then fetch them there. Else empty.
+  // Where all that could be read of the tensor lies, and stays until the transaction has ended, if
+  // the source has it in memory: a device may then fetch it there, instead of read(). Else empty.
   virtual std::span<const std::byte> memory(std::size_t) const { return {}; }
+  // So many bytes of it were fetched. Any thread if reads_concurrently().
+  virtual void fetched(std::size_t, std::uint64_t) {}
   // Called when all has been read: whether what was read is still what was promised (a file
   // replaced or truncated meanwhile is an error).
   virtual Status finish() = 0;

@@ -99,6 +99,7 @@ class FarStager {
     std::byte* const to = job_.staging.view(step.slot).address + in_slot;
     if (!piece.memory.empty()) {
       HF_TRY(note(piece, piece.memory, in_step, in_slot));
+      job_.source.fetched(piece.source_index, piece.bytes);
       return upload_.send_from(to, piece.memory);
     }
     HF_ASSIGN(const device::UploadBlock block, upload_.take());

@@ -253,7 +253,9 @@ Status Staging::take_digests() {
   }
   if (missing.empty()) return {};
   HF_ASSIGN(const auto digests, registry_.device().digests(ranges));
-  for (std::size_t i = 0; i < missing.size(); ++i) progress_[missing[i].index()].digest = digests[i];
+  for (std::size_t i = 0; i < missing.size(); ++i) {
+    progress_[missing[i].index()].digest = digests[i];
+  }
   return {};
 }
 

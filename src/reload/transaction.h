@@ -152,6 +152,7 @@ class Transaction {
   Transaction(storage::Registry& registry, ReloadPlan plan, const TransactionOptions& options);
   Status open_staging();
   Status take_stamps(Staging& staging);
+  Status protect_staged();
   Status run_put(const Fragment& fragment, std::span<const std::byte> bytes,
                  device::Stream& stream);
   void end_staging(std::int64_t start_ns);

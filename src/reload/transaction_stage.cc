@@ -205,6 +205,15 @@ Status Transaction::take_stamps(Staging& staging) {
   return {};
 }
 
+// What an exchange would do in the quiet moment.
+Status Transaction::protect_staged() {
+  if (plan_.strategy != CommitStrategy::kRemap) return {};
+  for (StagedArena& staged : impl_->staging->arenas()) {
+    HF_TRY(staged.backing.protect(staged.arena->protection()));
+  }
+  return {};
+}
+
 void Transaction::set_label(const std::string& label) {
   HF_ASSERT(state() == State::kPlanned || state() == State::kStaging, "prepared with its label");
   options_.label = label;
@@ -223,7 +232,8 @@ Status Transaction::prepare() {
     impl_->previous_stamps.reserve(registry_.slots().size());
     HF_TRY(impl_->guard.check("preparing"));
     if (plan_.strategy != CommitStrategy::kStream) {
-      return take_stamps(*impl_->staging);
+      HF_TRY(take_stamps(*impl_->staging));
+      return protect_staged();
     }
     if (plan_.undo == UndoPolicy::kNone) return {};
     HF_ASSIGN(impl_->staging, Staging::create(registry_, registry_.next_epoch().value));

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/assert.h"
+#include "base/clock.h"
 #include "base/error.h"
 #include "device/cuda/graph_audit.h"
 #include "device/replay_check.h"
@@ -35,7 +36,11 @@ CudaGraph::~CudaGraph() {
 
 Status CudaGraph::check_parameters(const AddressHome& home) const {
   HF_ASSERT(&home == &home_, "a graph is checked against the home that it was captured over");
-  return compare_with_manifest(driver_, graph_, recording_, home, label_);
+  const base::SteadyClock clock;
+  const std::int64_t begin_ns = clock.now_ns();
+  HF_ASSIGN(audited_, compare_with_manifest(driver_, graph_, recording_, home, label_));
+  audited_.ns = clock.now_ns() - begin_ns;
+  return {};
 }
 
 Status CudaGraph::launch(Stream& stream) {

@@ -24,6 +24,7 @@ class CudaGraph final : public Graph {
   const AddressManifest& manifest() const override { return recording_.manifest; }
   // Errors besides: kUnsupported naming a node that cannot be read (a conditional node, ...).
   Status check_parameters(const AddressHome& home) const override;
+  AuditFigures audited() const override { return audited_; }
   Status launch(Stream& stream) override;
 
  private:
@@ -37,6 +38,7 @@ class CudaGraph final : public Graph {
   const AddressHome& home_;
   std::uint64_t layout_generation_;
   std::string label_;
+  mutable AuditFigures audited_;
 };
 
 }  // namespace holdfast::device::cuda

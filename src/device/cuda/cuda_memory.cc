@@ -11,7 +11,7 @@ namespace {
 
 // Larger handles make an exchange cheaper (its cost is by handle), smaller ones nothing: tiled
 // readers get the same bandwidth from both.
-constexpr std::size_t kHandleBytes = std::size_t{4} << 30;
+constexpr std::size_t kHandleBytes = std::size_t{16} << 30;
 constexpr std::size_t kMaxPooledBlockBytes = std::size_t{64} << 20;
 constexpr std::size_t kMaxPooledBytes = std::size_t{1} << 30;
 
@@ -104,8 +104,8 @@ Result<Memory> CudaMemory::take_pooled(std::size_t bytes) {
   return Memory{reinterpret_cast<std::byte*>(address), bytes};
 }
 
-// Far up, because the driver's own choice is among the first 64 GiB, where two neighbouring halves of
-// small numbers in a kernel's arguments look like an address of ours, which the audit refuses.
+// Far up, because the driver's own choice is among the first 64 GiB, where two neighbouring halves
+// of small numbers in a kernel's arguments look like an address of ours, which the audit refuses.
 Status CudaMemory::reserve(CUdeviceptr& address, std::size_t bytes) {
   const CUdeviceptr wanted = next_address_;
   next_address_ += bytes;

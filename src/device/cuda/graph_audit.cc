@@ -180,10 +180,11 @@ Status audit_into(const Auditor& auditor, CUgraph graph, int depth, GraphAudit& 
   return {};
 }
 
-// The entries of one node of the manifest.
+// The entries of one node of the manifest, which lie in the order of nodes.
 std::span<const ManifestEntry> entries_of(const AddressManifest& manifest, std::uint32_t node) {
-  const auto begin = std::find_if(manifest.entries.begin(), manifest.entries.end(),
-                                  [node](const ManifestEntry& e) { return e.node == node; });
+  const auto begin =
+      std::partition_point(manifest.entries.begin(), manifest.entries.end(),
+                           [node](const ManifestEntry& e) { return e.node < node; });
   const auto end = std::find_if(begin, manifest.entries.end(),
                                 [node](const ManifestEntry& e) { return e.node != node; });
   return {begin, end};
@@ -197,15 +198,18 @@ Result<GraphAudit> audit_graph(const Driver& driver, CUgraph graph, const Addres
   return audit;
 }
 
-Status compare_with_manifest(const Driver& driver, CUgraph graph, const CudaRecording& recording,
-                             const AddressHome& home, const std::string& label) {
+Result<AuditFigures> compare_with_manifest(const Driver& driver, CUgraph graph,
+                                           const CudaRecording& recording,
+                                           const AddressHome& home, const std::string& label) {
   const Reader reader(driver);
+  AuditFigures figures;
   std::map<CUgraphNode, std::uint32_t> ours;
   for (std::uint32_t i = 0; i < recording.nodes.size(); ++i) ours.emplace(recording.nodes[i], i);
   HF_ASSIGN(const auto nodes, reader.nodes(graph));
   for (const CUgraphNode node : nodes) {
     HF_ASSIGN(const NodeBytes read, reader.read(node));
     const auto known = ours.find(node);
+    figures.unaudited += !read.unaudited.empty();
     if (!read.unaudited.empty() || known == ours.end()) {
       return make_error(ErrorCode::kUnsupported,
                         "graph {}: node {} cannot be audited: {}; only launches through holdfast's "
@@ -216,8 +220,10 @@ Status compare_with_manifest(const Driver& driver, CUgraph graph, const CudaReco
     const auto declared = entries_of(recording.manifest, known->second);
     std::vector<bool> seen(declared.size(), false);
     Status wrong;
-    for_each_pointer(driver, read.bytes, home, [&](std::size_t byte, std::uintptr_t address) {
+    ++figures.nodes;
+    const auto look = [&](std::size_t byte, std::uintptr_t address) {
       bool found = false;
+      ++figures.pointers;
       for (std::size_t i = 0; i < declared.size(); ++i) {
         if (!declared[i].range.contains({address, 1})) continue;
         seen[i] = found = true;
@@ -229,7 +235,8 @@ Status compare_with_manifest(const Driver& driver, CUgraph graph, const CudaReco
                          "to in a slot",
                          label, recording.manifest.nodes[known->second], read.name, address, byte,
                          home.describe(address));
-    });
+    };
+    figures.words += for_each_pointer(driver, read.bytes, home, look);
     HF_TRY(wrong);
     const auto unseen = std::find(seen.begin(), seen.end(), false);
     if (unseen == seen.end()) continue;
@@ -240,7 +247,7 @@ Status compare_with_manifest(const Driver& driver, CUgraph graph, const CudaReco
                       label, recording.manifest.nodes[known->second], entry.role,
                       entry.range.begin);
   }
-  return {};
+  return figures;
 }
 
 }  // namespace holdfast::device::cuda

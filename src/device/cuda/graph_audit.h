@@ -33,7 +33,8 @@ Result<GraphAudit> audit_graph(const Driver& driver, CUgraph graph, const Addres
 // That every pointer of every node is one of its declared operands, that each of our nodes has all
 // of its operands, and that no node is unaudited. Errors: kMismatch naming node, byte, address and
 // what lies there; kUnsupported naming what could not be read.
-Status compare_with_manifest(const Driver& driver, CUgraph graph, const CudaRecording& recording,
-                             const AddressHome& home, const std::string& label);
+Result<AuditFigures> compare_with_manifest(const Driver& driver, CUgraph graph,
+                                           const CudaRecording& recording,
+                                           const AddressHome& home, const std::string& label);
 
 }  // namespace holdfast::device::cuda

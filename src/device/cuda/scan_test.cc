@@ -78,7 +78,8 @@ TEST(CudaScan, DigestsOfDeviceMemoryAreTheHosts) {
   base::Rng rng(3);
   for (int i = 0; i < 400; ++i) {
     // Slots are aligned, but nothing says so.
-    const std::size_t begin = rng.next_below(2) == 0 ? 64 * rng.next_below(99) : rng.next_below(999);
+    const bool aligned = rng.next_below(2) == 0;
+    const std::size_t begin = aligned ? 64 * rng.next_below(99) : rng.next_below(999);
     const std::size_t count = i < 300 ? rng.next_below(2000) : rng.next_below(most - begin);
     ranges.push_back({memory.address + begin, count});
     expected.push_back(base::tree_digest_of(std::span(bytes).subspan(begin, count)));

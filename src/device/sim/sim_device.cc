@@ -40,6 +40,7 @@ class SimDevice::SimGraph final : public Graph {
   Status check_parameters(const AddressHome& home) const override {
     return inner_->check_parameters(home);
   }
+  AuditFigures audited() const override { return inner_->audited(); }
   Status launch(Stream& stream) override {
     HF_TRY(device_.check(Fault::kLaunchFails, ErrorCode::kDevice));
     return inner_->launch(stream);
@@ -98,9 +99,7 @@ class SimDevice::SimStream final : public CpuStream {
   std::unique_ptr<Stream> inner_;
 };
 
-SimDevice::SimDevice(std::unique_ptr<Device> inner) : inner_(std::move(inner)) {
-  HF_ASSERT(inner_->kind() == DeviceKind::kCpu, "SimDevice wraps a CPU device");
-}
+SimDevice::SimDevice(std::unique_ptr<Device> inner) : inner_(std::move(inner)) {}
 
 SimDevice::~SimDevice() = default;
 
@@ -187,9 +186,33 @@ Status SimDevice::read(std::byte* to, const std::byte* from, std::size_t bytes) 
   return inner_->read(to, from, bytes);
 }
 
+// Some of the words have changed places when it fails.
+Status SimDevice::swap(std::byte* a, std::byte* b, std::size_t bytes) {
+  const auto plan = strike(Fault::kCopyFails);
+  if (!plan) return inner_->swap(a, b, bytes);
+  constexpr std::size_t kWord = 16;
+  if (plan->fault == Fault::kCopyFails) {
+    HF_TRY(inner_->swap(a, b, std::min<std::size_t>(bytes, plan->at_byte / kWord * kWord)));
+  }
+  return simulated(*plan, ErrorCode::kDevice);
+}
+
+// Where the host can look for itself it does, which no device can fail.
+Result<std::vector<base::Digest>> SimDevice::digests(std::span<const Memory> ranges) {
+  if (!host_addressable()) HF_TRY(check(Fault::kDeviceLost, ErrorCode::kDevice));
+  return inner_->digests(ranges);
+}
+
+Result<std::vector<std::optional<std::size_t>>> SimDevice::find_lanes(
+    std::span<const LaneSearch> searches) {
+  if (!host_addressable()) HF_TRY(check(Fault::kDeviceLost, ErrorCode::kDevice));
+  return inner_->find_lanes(searches);
+}
+
 Result<std::unique_ptr<Stream>> SimDevice::create_stream(int workers) {
   HF_TRY(check(Fault::kDeviceLost, ErrorCode::kDevice));
   HF_ASSIGN(std::unique_ptr<Stream> inner, inner_->create_stream(workers));
+  if (inner_->kind() != DeviceKind::kCpu) return inner;
   return std::unique_ptr<Stream>(std::make_unique<SimStream>(*this, std::move(inner)));
 }
 

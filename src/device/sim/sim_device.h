@@ -1,5 +1,6 @@
 // SimDevice: a Device around another that injects named faults at chosen moments, so that a machine
-// without faults can rehearse them. Deterministic: a fault fires at the n-th call of its kind.
+// without faults can rehearse them. What is sent through an upload is written, so that it can fail
+// there. Deterministic: a fault fires at the n-th call of its kind.
 #pragma once
 
 #include <cstdint>
@@ -57,6 +58,11 @@ class SimDevice final : public Device {
   Status write(std::byte* to, const std::byte* from, std::size_t bytes) override;
   Status read(std::byte* to, const std::byte* from, std::size_t bytes) override;
   bool host_addressable() const override;
+  Status swap(std::byte* a, std::byte* b, std::size_t bytes) override;
+  Result<std::vector<base::Digest>> digests(std::span<const Memory> ranges) override;
+  Result<std::vector<std::optional<std::size_t>>> find_lanes(
+      std::span<const LaneSearch> searches) override;
+  // Around a GPU its own, whose launches do not fail: its kernels run on no other.
   Result<std::unique_ptr<Stream>> create_stream(int workers) override;
 
  private:

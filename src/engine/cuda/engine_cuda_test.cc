@@ -63,7 +63,7 @@ TEST(CudaEngine, AWarmReloadEqualsAColdStartAndMovesNothing) {
   auto cold = open_on_gpu(test_options(model_b()));
   const auto expected = run_together(*cold, requests);
   const CensusReport cold_census = cold->census().value();
-  for (const char* strategy : {"remap", "copy"}) {
+  for (const char* strategy : {"remap", "copy", "stream"}) {
     auto core = open_on_gpu(test_options(model_a()));
     const CensusReport before = core->census().value();
     run_together(*core, requests);
@@ -89,19 +89,39 @@ TEST(CudaEngine, AWarmReloadEqualsAColdStartAndMovesNothing) {
   }
 }
 
-TEST(CudaEngine, AStreamIsRefusedAndTheWeightsServeOn) {
+TEST(CudaEngine, AStreamThatFailsPoisonsAndTheNextReloadRecovers) {
   HF_GPU_OR_SKIP(gpu);
-  const auto requests = greedy_requests(read_reference_prompts("gptoss-tiny-A"));
+  const auto requests = greedy_requests(read_reference_prompts("gptoss-tiny-B"));
+  auto cold = open_on_gpu(test_options(model_b()));
+  const auto expected = run_together(*cold, requests);
   auto core = open_on_gpu(test_options(model_a()));
-  const auto before = run_together(*core, requests);
   ReloadOptions options;
   options.commit = "stream";
+  options.inject = "nan";
   core->begin_reload(model_b(), options).value();
   EXPECT_FALSE(core->finish_reload().ok());
+  EXPECT_TRUE(core->poisoned());
+  core->begin_reload(model_b(), {}).value();
+  ASSERT_TRUE(core->finish_reload().ok());
   const auto after = run_together(*core, requests);
   for (std::size_t i = 0; i < requests.size(); ++i) {
-    EXPECT_TRUE(after[i].same_tokens(before[i]));
+    EXPECT_TRUE(after[i].same_tokens(expected[i]));
   }
+}
+
+TEST(CudaEngine, EachGraphsAuditFindsPointersAndNothingThatItCannotRead) {
+  HF_GPU_OR_SKIP(gpu);
+  auto core = open_on_gpu(test_options(model_a()));
+  core->begin_reload(model_b(), {}).value();
+  ASSERT_TRUE(core->finish_reload().ok());
+  const GraphSet& graphs = core->runtime().graphs();
+  const device::AuditFigures audit = graphs.audited();
+  EXPECT_GT(audit.nodes, 10 * graphs.graphs().size());
+  EXPECT_GT(audit.words, audit.pointers);
+  EXPECT_GT(audit.pointers, audit.nodes);
+  EXPECT_EQ(audit.unaudited, 0u);
+  EXPECT_GT(graphs.rechecked().slots, 100u);
+  EXPECT_EQ(graphs.rechecked().moved, 0u);
 }
 
 }  // namespace
