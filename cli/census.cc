@@ -62,11 +62,46 @@ std::string reload_with_fault(Engine& engine, const CommandLine& flags) {
                      status.ok() ? "" : ": ", status.ok() ? "" : status.error().to_string());
 }
 
+// node -> pointer -> slot, and the figures last.
+std::string graph_table(const GraphCensusReport& report) {
+  std::string out;
+  std::string_view graph;
+  for (const GraphCensusNode& node : report.nodes) {
+    if (node.graph != graph) out += fmt::format("{}{}\n", out.empty() ? "" : "\n", node.graph);
+    graph = node.graph;
+    out += fmt::format("  {}\n", node.name);
+    for (const GraphCensusPointer& pointer : node.pointers) {
+      out += fmt::format("    byte {:>4}  {:>#14x}  {:<14} {}\n", pointer.byte, pointer.address,
+                         pointer.role.empty() ? "-" : pointer.role,
+                         pointer.slot.empty()
+                             ? std::string("NO SLOT")
+                             : fmt::format("{} + {}", pointer.slot, pointer.slot_offset));
+    }
+  }
+  for (const std::string& node : report.unaudited) out += "unaudited: " + node + "\n";
+  return out + fmt::format("\ngraphs {}, nodes {}, words {}, pointers {}, in no slot {}, "
+                           "unaudited {}, {:.2f} ms\n",
+                           report.graphs, report.nodes.size(), report.words, report.pointers,
+                           report.homeless, report.unaudited.size(), report.ms);
+}
+
+Result<int> write_graphs(const Engine& engine, const CommandLine& flags,
+                         const std::string& outcome) {
+  HF_ASSIGN(const GraphCensusReport report, engine.graph_census());
+  if (!outcome.empty()) say(outcome);
+  HF_TRY(write_file(flags.output, flags.json ? report.json + "\n" : graph_table(report)));
+  return report.homeless == 0 && report.unaudited.empty() ? kExitDone : kExitFailed;
+}
+
 Result<int> census_of(const CommandLine& flags) {
   const bool injects = !flags.inject.empty();
   HF_ASSIGN(const std::unique_ptr<Engine> engine, open_engine(flags.model, flags.quiet, injects));
   const std::string outcome = injects ? reload_with_fault(*engine, flags) : "";
   const bool refused = injects && engine->epoch() == 1;
+  if (flags.graphs) {
+    HF_ASSIGN(const int code, write_graphs(*engine, flags, outcome));
+    return refused ? kExitFailed : code;
+  }
   HF_ASSIGN(const CensusReport census, engine->census());
   std::string text;
   // With --json, stdout is the census's alone.

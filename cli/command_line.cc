@@ -255,6 +255,8 @@ void add_census(CLI::App& root, CommandLine& line) {
       ->type_name("DIR");
   app.add_flag("--json", line.json, "the whole census as JSON");
   app.add_flag("-v,--verbose", line.verbose, "list every slot");
+  app.add_flag("--graphs", line.graphs,
+               "instead: every node of the captured graphs, its pointers, and their slots");
   add_output(app, line);
 }
 

@@ -58,6 +58,7 @@ struct CommandLine {
   bool decode = false;                // tokenize --decode
   bool tensors = false;               // inspect --tensors
   bool verbose = false;               // census --verbose
+  bool graphs = false;                // census --graphs
   std::string inject;                 // census, drill: a fault's name
   struct Reload {                     // plan; census: `to` alone
     std::string to;

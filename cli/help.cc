@@ -112,9 +112,14 @@ constexpr std::string_view kCensus = R"(Examples:
   holdfast census --model DIR
   holdfast census --model DIR --verbose
   holdfast census --model DIR --json > census.json
+  holdfast census --model DIR --graphs
 
 Loads the model and captures its graphs, then counts: every slot with its address, bytes, class,
 epoch and digest, and the slot in which each captured address lies. Exit code 1 if one has none.
+
+--graphs reads the captured graphs themselves back (on a GPU each node's parameters, from CUDA's own
+graph) and shows for each node every pointer, the operand that it is, and its slot; the last line
+has the figures. Exit code 1 for a pointer in no slot, or a node that cannot be read.
 
 --inject FAULT reloads first (--to DIR, or the model over itself), with a fault of the drill's list
 (holdfast drill --help), and says what became of it: this is what such an engine looks like to a

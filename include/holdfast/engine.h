@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "holdfast/graph_census.h"
 #include "holdfast/reload.h"
 #include "holdfast/request.h"
 #include "holdfast/result.h"
@@ -171,6 +172,8 @@ class Engine {
   const Tokenizer& tokenizer() const;
   std::vector<std::string> experts_constant_slots() const;
   Result<CensusReport> census() const;
+  // Reads every captured graph back. Between steps. Errors: kDevice.
+  Result<GraphCensusReport> graph_census() const;
   // Peak device bytes since open or the last call of reset_peak().
   std::uint64_t peak_bytes() const;
   std::uint64_t live_bytes() const;

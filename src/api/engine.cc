@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "api/graph_census.h"
 #include "api/text_output.h"
 #include "api/tokenizer_impl.h"
 #include "engine/engine_core.h"
@@ -113,6 +114,10 @@ std::vector<std::string> Engine::experts_constant_slots() const {
   return impl_->core->runtime().decoder().experts_constant_slots();
 }
 Result<CensusReport> Engine::census() const { return impl_->core->census(); }
+Result<GraphCensusReport> Engine::graph_census() const {
+  const engine::Runtime& runtime = impl_->core->runtime();
+  return api::make_graph_census(runtime.registry(), runtime.graphs());
+}
 std::uint64_t Engine::peak_bytes() const {
   return impl_->core->runtime().device().usage().peak_bytes;
 }

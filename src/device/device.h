@@ -14,6 +14,7 @@
 
 #include "base/digest.h"
 #include "device/lanes.h"
+#include "device/graph_reading.h"
 #include "device/manifest.h"
 #include "device/memory.h"
 #include "device/upload.h"
@@ -65,6 +66,8 @@ class Graph {
   virtual Status check_parameters(const AddressHome& home) const = 0;
   // Of the last check_parameters; zeros where they are not counted.
   virtual AuditFigures audited() const { return {}; }
+  // Every node and every pointer in it, for whoever wants to see them. Errors: kDevice.
+  virtual Result<GraphReading> read_back() const = 0;
   // Replays verbatim on `stream`. Errors, found in O(1): kFailedPrecondition when the home's layout
   // generation is not the one that was captured over or its replay gate is closed, kPoisoned.
   // kDevice.

@@ -149,6 +149,37 @@ class Census(harness.TestCase):
         constants = [n for n in names if "swiglu" in n]
         self.assertEqual(len(constants), 3 * 4)  # alpha, beta, limit of 4 layers
 
+    def test_graphs_show_each_node_its_pointers_and_their_slots(self):
+        done = run("census", "--model", MODEL_A, "--graphs", "--json")
+        self.check_done(done)
+        census = json.loads(done.out)
+        figures = census["figures"]
+        pointers = [p for node in census["nodes"] for p in node["pointers"]]
+        self.assertEqual(figures["nodes"], len(census["nodes"]))
+        self.assertEqual(figures["pointers"], len(pointers))
+        self.assertEqual((figures["homeless"], figures["unaudited"]), (0, 0))
+        self.assertGreater(figures["words"], figures["pointers"])
+        # What the graphs hold is what the captures have declared, and lies where the slots lie.
+        declared = json.loads(run("census", "--model", MODEL_A, "--json").out)
+        roles = {a["role"] for a in declared["addresses"]}
+        slots = {s["name"]: s for s in declared["slots"]}
+        for pointer in pointers:
+            self.assertIn(pointer["role"], roles)
+            self.assertLess(pointer["offset"], slots[pointer["slot"]]["bytes"])
+        self.assertEqual({a["home"] for a in declared["addresses"]}, {p["slot"] for p in pointers})
+        table = run("census", "--model", MODEL_A, "--graphs")
+        self.check_done(table)
+        for word in ("step of 1 rows", "swiglu_alpha + 0"):
+            self.assertIn(word, table.out)
+        last = table.out.splitlines()[-1]
+        for name in ("graphs", "nodes", "words", "pointers", "unaudited"):
+            self.assertIn(f"{name} {figures[name]},", last)
+
+    def test_graphs_of_an_engine_with_rebound_constants_point_into_no_slot(self):
+        done = run("census", "--model", MODEL_A, "--graphs", "--inject", "rebind-constants")
+        self.assertEqual(done.code, 1, done.err)
+        self.assertNotIn("in no slot 0,", done.out.splitlines()[-1])
+
     def test_table_counts_classes_and_lists_slots(self):
         done = run("census", "--model", MODEL_A, "--verbose")
         self.check_done(done)

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
@@ -111,6 +112,32 @@ Status CpuGraph::check_node(std::size_t index, std::size_t first_entry, std::siz
                       home_.describe(word));
   }
   return {};
+}
+
+// An operand that lies in no slot any more is a pointer all the same.
+Result<GraphReading> CpuGraph::read_back() const {
+  GraphReading reading;
+  auto operand = recording_.manifest_.entries.begin();
+  for (std::size_t index = 0; index < recording_.nodes_.size(); ++index) {
+    const CpuRecording::Node& node = recording_.nodes_[index];
+    const auto number = static_cast<std::uint32_t>(index);
+    reading.nodes.push_back({recording_.manifest_.nodes[index], number});
+    const auto first = operand;
+    while (operand != recording_.manifest_.entries.end() && operand->node == index) ++operand;
+    const auto declared = [&](std::uintptr_t word) {
+      return std::any_of(first, operand, [word](const ManifestEntry& entry) {
+        return entry.range.contains({word, 1});
+      });
+    };
+    for (std::size_t at = 0; at + sizeof(std::uintptr_t) <= node.arg_bytes; at += 4) {
+      std::uintptr_t word = 0;
+      std::memcpy(&word, args_of(node) + at, sizeof(word));
+      ++reading.words;
+      if (word == 0 || (!home_.contains({word, 1}) && !declared(word))) continue;
+      reading.pointers.push_back({number, at, word});
+    }
+  }
+  return reading;
 }
 
 Status CpuGraph::launch(Stream& stream) {

@@ -40,6 +40,7 @@ class CpuGraph final : public Graph {
   const std::string& label() const override { return label_; }
   const AddressManifest& manifest() const override { return recording_.manifest_; }
   Status check_parameters(const AddressHome& home) const override;
+  Result<GraphReading> read_back() const override;
   // Allocates nothing when it succeeds.
   Status launch(Stream& stream) override;
 

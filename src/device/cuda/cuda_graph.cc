@@ -1,5 +1,6 @@
 #include "device/cuda/cuda_graph.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/assert.h"
@@ -41,6 +42,28 @@ Status CudaGraph::check_parameters(const AddressHome& home) const {
   HF_ASSIGN(audited_, compare_with_manifest(driver_, graph_, recording_, home, label_));
   audited_.ns = clock.now_ns() - begin_ns;
   return {};
+}
+
+Result<GraphReading> CudaGraph::read_back() const {
+  HF_ASSIGN(const GraphAudit audit, audit_graph(driver_, graph_, home_));
+  GraphReading reading;
+  reading.words = audit.words;
+  reading.unaudited = audit.unaudited;
+  for (const AuditedNode& node : audit.found) {
+    const auto ours = std::find(recording_.nodes.begin(), recording_.nodes.end(), node.handle);
+    if (ours == recording_.nodes.end()) {
+      reading.nodes.push_back({node.name, std::nullopt});
+      continue;
+    }
+    const auto number = static_cast<std::uint32_t>(ours - recording_.nodes.begin());
+    reading.nodes.push_back(
+        {fmt::format("{} ({})", recording_.manifest.nodes[number], node.name), number});
+  }
+  for (const AuditedPointer& pointer : audit.pointers) {
+    reading.pointers.push_back(
+        {static_cast<std::uint32_t>(pointer.node_index), pointer.byte, pointer.address});
+  }
+  return reading;
 }
 
 Status CudaGraph::launch(Stream& stream) {

@@ -25,6 +25,7 @@ class CudaGraph final : public Graph {
   // Errors besides: kUnsupported naming a node that cannot be read (a conditional node, ...).
   Status check_parameters(const AddressHome& home) const override;
   AuditFigures audited() const override { return audited_; }
+  Result<GraphReading> read_back() const override;
   Status launch(Stream& stream) override;
 
  private:

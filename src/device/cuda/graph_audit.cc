@@ -19,6 +19,19 @@ struct NodeBytes {
   std::string unaudited;  // why it could not be read
 };
 
+// As the driver's CUgraphNodeType has them.
+std::string type_name(CUgraphNodeType type) {
+  switch (type) {
+    case CU_GRAPH_NODE_TYPE_HOST: return "host function";
+    case CU_GRAPH_NODE_TYPE_GRAPH: return "child graph";
+    case CU_GRAPH_NODE_TYPE_MEM_ALLOC: return "memory allocation";
+    case CU_GRAPH_NODE_TYPE_MEM_FREE: return "memory free";
+    case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP: return "batch of memory operations";
+    case CU_GRAPH_NODE_TYPE_CONDITIONAL: return "conditional node";
+    default: return fmt::format("node of type {}", static_cast<int>(type));
+  }
+}
+
 class Reader {
  public:
   explicit Reader(const Driver& driver) : driver_(driver) {}
@@ -35,8 +48,7 @@ class Reader {
       case CU_GRAPH_NODE_TYPE_EVENT_RECORD: return NodeBytes{"event", {}, {}};
       default: break;
     }
-    return NodeBytes{fmt::format("node of type {}", static_cast<int>(type)), {},
-                     "its parameters cannot be read back"};
+    return NodeBytes{type_name(type), {}, "its parameters cannot be read back"};
   }
 
   Result<std::vector<CUgraphNode>> nodes(CUgraph graph) const {
@@ -132,8 +144,12 @@ bool is_device_memory(const Driver& driver, std::uintptr_t word) {
          type == CU_MEMORYTYPE_DEVICE;
 }
 
+// Where CudaMemory reserves its addresses.
+constexpr std::uintptr_t kArenaAddresses = std::uintptr_t{1} << 45;
+
 // Every 4 bytes, because a packed struct may hold a pointer there; off the natural alignment only
-// what lies in a slot counts, because two neighbouring numbers can look like any address.
+// what lies in a slot counts, or where slots of ours are or have been, because two neighbouring
+// small numbers can look like an address of other memory.
 template <typename Found>
 std::size_t for_each_pointer(const Driver& driver, const std::vector<std::byte>& bytes,
                              const AddressHome& home, Found&& found) {
@@ -143,7 +159,8 @@ std::size_t for_each_pointer(const Driver& driver, const std::vector<std::byte>&
     std::memcpy(&word, bytes.data() + at, sizeof(word));
     ++words;
     if (word == 0) continue;
-    if (home.contains({word, 1}) || (at % 8 == 0 && is_device_memory(driver, word))) {
+    const bool place = at % 8 == 0 || word >= kArenaAddresses;
+    if (home.contains({word, 1}) || (place && is_device_memory(driver, word))) {
       found(at, word);
     }
   }
@@ -171,6 +188,7 @@ Status audit_into(const Auditor& auditor, CUgraph graph, int depth, GraphAudit& 
     }
     HF_ASSIGN(const NodeBytes read, reader.read(node));
     const std::size_t index = audit.nodes++;
+    audit.found.push_back({node, read.name});
     if (!read.unaudited.empty()) audit.unaudited.push_back(read.name + ": " + read.unaudited);
     audit.words += for_each_pointer(driver, read.bytes, home,
                                     [&](std::size_t byte, std::uintptr_t address) {

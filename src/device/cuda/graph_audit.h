@@ -20,8 +20,14 @@ struct AuditedPointer {
   std::uintptr_t address = 0;
 };
 
+struct AuditedNode {
+  CUgraphNode handle = nullptr;
+  std::string name;
+};
+
 struct GraphAudit {
   std::size_t nodes = 0;
+  std::vector<AuditedNode> found;  // all nodes, in the order of node_index
   std::size_t words = 0;  // looked at
   std::vector<AuditedPointer> pointers;  // words that lie in a slot or in any device allocation
   std::vector<std::string> unaudited;    // nodes whose parameters cannot be read, and why

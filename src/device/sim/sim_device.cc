@@ -41,6 +41,7 @@ class SimDevice::SimGraph final : public Graph {
     return inner_->check_parameters(home);
   }
   AuditFigures audited() const override { return inner_->audited(); }
+  Result<GraphReading> read_back() const override { return inner_->read_back(); }
   Status launch(Stream& stream) override {
     HF_TRY(device_.check(Fault::kLaunchFails, ErrorCode::kDevice));
     return inner_->launch(stream);
