@@ -1,22 +1,16 @@
 #include "holdfast/random_checkpoint.h"
 
-#include <sys/stat.h>
-#include <sys/statvfs.h>
-
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <deque>
-#include <filesystem>
-#include <map>
 #include <mutex>
 #include <optional>
-#include <system_error>
 #include <thread>
 
 #include "base/error.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/new_directory.h"
+#include "checkpoint/new_shards.h"
 #include "checkpoint/random_model.h"
 #include "checkpoint/random_values.h"
 
@@ -26,51 +20,6 @@ namespace {
 constexpr std::uint64_t kChunkBytes = 1u << 20;
 static_assert(kChunkBytes % RandomTensor::kAlignment == 0);
 constexpr int kMaxWriters = static_cast<int>(kMaxRandomBufferBytes / kChunkBytes);
-// Config, index and directory entries, generously.
-constexpr std::uint64_t kSmallFilesBytes = 8u << 20;
-
-struct Shard {
-  std::string file;
-  std::vector<ExpectedTensor> tensors;
-  std::vector<TensorEntry> entries;
-  std::uint64_t bytes = 0;
-};
-
-// By name, as the publishers' tools write them, each shard filled until the next tensor would not
-// fit. Numbers begin at 0 and the last is the total, as openai/gpt-oss-20b has them on the hub.
-Result<std::vector<Shard>> lay_out(std::vector<ExpectedTensor> tensors, std::uint64_t max_bytes) {
-  std::sort(tensors.begin(), tensors.end(),
-            [](const auto& a, const auto& b) { return a.name < b.name; });
-  std::vector<Shard> shards;
-  for (ExpectedTensor& tensor : tensors) {
-    HF_ASSIGN(const std::uint64_t bytes, tensor::byte_size(tensor.dtype, tensor.shape));
-    if (shards.empty() || shards.back().bytes + bytes > max_bytes) shards.emplace_back();
-    Shard& shard = shards.back();
-    shard.entries.push_back({tensor.name, tensor.dtype, tensor.shape, shard.bytes,
-                             shard.bytes + bytes});
-    shard.bytes += bytes;
-    shard.tensors.push_back(std::move(tensor));
-  }
-  for (std::size_t i = 0; i < shards.size(); ++i) {
-    shards[i].file = shards.size() == 1 ? "model.safetensors"
-                                        : fmt::format("model-{:05}-of-{:05}.safetensors", i,
-                                                      shards.size() - 1);
-  }
-  return shards;
-}
-
-std::string index_json(const std::vector<Shard>& shards) {
-  std::uint64_t total = 0;
-  std::string map;
-  for (const Shard& shard : shards) {
-    total += shard.bytes;
-    for (const TensorEntry& entry : shard.entries) {
-      map += fmt::format("{}\n  \"{}\": \"{}\"", map.empty() ? "" : ",", entry.name, shard.file);
-    }
-  }
-  return fmt::format("{{\n \"metadata\": {{\n  \"total_size\": {}\n }},\n \"weight_map\": {{{}\n"
-                     " }}\n}}\n", total, map);
-}
 
 // A tensor, and where in which file it goes.
 struct Extent {
@@ -151,68 +100,30 @@ class Writers {
   std::optional<Error> failure_;
 };
 
-// Before a byte is written; two directories may share a file system.
-Status check_space(const std::vector<NewDirectory>& directories, std::uint64_t bytes_each) {
-  std::map<dev_t, std::uint64_t> needed;
-  for (const NewDirectory& directory : directories) {
-    struct stat status{};
-    struct statvfs system{};
-    if (::stat(directory.path().c_str(), &status) != 0 ||
-        ::statvfs(directory.path().c_str(), &system) != 0) {
-      return os_error(directory.path(), "cannot ask for the free space", errno);
-    }
-    const std::uint64_t wanted = needed[status.st_dev] += bytes_each;
-    const std::uint64_t free = std::uint64_t{system.f_bavail} * system.f_frsize;
-    if (system.f_blocks == 0 || wanted <= free) continue;  // 0: it cannot say
-    return make_error(ErrorCode::kResourceExhausted,
-                      "{}: {} bytes are needed and its file system has {} free; free {} more, or "
-                      "name a directory elsewhere",
-                      directory.path(), wanted, free, wanted - free);
-  }
-  return {};
-}
-
-// Neither may be the other, nor lie in it: a checkpoint's directory is its own.
-Status check_apart(const std::string& directory, const std::string& next) {
-  std::error_code failed;
-  const auto whole = [&failed](const std::string& path) {
-    return std::filesystem::weakly_canonical(std::filesystem::absolute(path + "/"), failed);
-  };
-  const auto a = whole(directory), b = whole(next);
-  const auto first = *a.lexically_relative(b).begin();
-  const auto second = *b.lexically_relative(a).begin();
-  if (failed || (first == ".." && second == "..")) return {};
-  return make_error(ErrorCode::kInvalidArgument,
-                    "the directories {} and {} are one, or one lies in the other; give two", next,
-                    directory);
-}
-
 // The shards' heads and space; their tensors go into `extents`, and the files into `open_files`.
 struct Opened {
   std::deque<Extent> extents;
   std::vector<FileDescriptor> files;
 };
-Status open_shards(const std::vector<Shard>& shards, std::uint64_t seed, bool is_next,
+Status open_shards(const std::vector<NewShard>& shards, std::uint64_t seed, bool is_next,
                    NewDirectory& directory, Opened& opened) {
-  for (const Shard& shard : shards) {
-    const std::string path = directory.path_of(shard.file);
-    HF_ASSIGN(const auto head, make_safetensors_head(path, shard.entries, {{"format", "pt"}}));
-    HF_ASSIGN(FileDescriptor fd, directory.create_file(shard.file, head.size() + shard.bytes));
-    HF_TRY(write_exactly(fd.get(), 0, head, path));
+  for (const NewShard& shard : shards) {
+    HF_ASSIGN(NewShardFile file, create_shard(shard, directory));
     for (std::size_t i = 0; i < shard.tensors.size(); ++i) {
       const TensorEntry& entry = shard.entries[i];
-      opened.extents.push_back({RandomTensor(shard.tensors[i], seed, is_next), fd.get(), path,
-                                head.size() + entry.begin, entry.end - entry.begin, 0});
+      opened.extents.push_back({RandomTensor(shard.tensors[i], seed, is_next), file.fd.get(),
+                                file.path, file.data_begin + entry.begin,
+                                entry.end - entry.begin, 0});
     }
-    opened.files.push_back(std::move(fd));
+    opened.files.push_back(std::move(file.fd));
   }
   return {};
 }
 
-Status write_small_files(const std::vector<Shard>& shards, const RandomModel& model,
+Status write_small_files(const std::vector<NewShard>& shards, const RandomModel& model,
                          NewDirectory& directory) {
   if (shards.size() > 1) {
-    HF_TRY(directory.write_text("model.safetensors.index.json", index_json(shards)));
+    HF_TRY(directory.write_text("model.safetensors.index.json", shard_index_json(shards)));
   }
   HF_TRY(directory.write_text("generation_config.json", model.generation_json));
   return directory.write_text("config.json", model.config_json);  // with it, it is a model
@@ -234,10 +145,11 @@ Result<RandomCheckpointReport> make_random_checkpoint(const RandomCheckpointOpti
   HF_ASSIGN(const config::ModelConfig config,
             config::parse_model_config(model.config_json, model.generation_json));
   HF_ASSIGN(const auto dialect, choose_dialect(config));
-  HF_ASSIGN(const auto shards, lay_out(dialect->expected(config), options.max_shard_bytes));
+  HF_ASSIGN(const auto shards, lay_out_shards(dialect->expected(config), options.max_shard_bytes,
+                                               ShardNumbers::kFromZero));
   RandomCheckpointReport report;
   report.shards = shards.size();
-  for (const Shard& shard : shards) {
+  for (const NewShard& shard : shards) {
     report.tensors += shard.entries.size();
     report.bytes += shard.bytes;
   }
@@ -251,7 +163,7 @@ Result<RandomCheckpointReport> make_random_checkpoint(const RandomCheckpointOpti
     HF_ASSIGN(NewDirectory directory, NewDirectory::create(*path));
     directories.push_back(std::move(directory));
   }
-  HF_TRY(check_space(directories, report.bytes + kSmallFilesBytes));
+  HF_TRY(check_space(directories, report.bytes));
   Opened opened;
   for (NewDirectory& directory : directories) {
     const bool is_next = &directory != &directories.front();
