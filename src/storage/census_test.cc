@@ -1,6 +1,7 @@
 // I1 to I3 end to end with no model: a registry, a captured graph over its slots, replacements of
 // the bytes under it, and the census that tells a sound replacement from a rebind.
 #include "storage/census.h"
+#include "storage/graph_census.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -120,6 +121,25 @@ TEST_F(CensusTest, EveryCapturedAddressHasAHome) {
   EXPECT_EQ(counted.addresses[1].role, "alpha");
   EXPECT_EQ(counted.addresses[1].node, "0:scale");
   EXPECT_EQ(counted.addresses[1].graph, "decode.b1");
+}
+
+TEST_F(CensusTest, TheGraphsPointersAreReadBackFromItsArgumentsWithOperandAndSlot) {
+  seal();
+  auto graph = capture_scale().value();
+  const device::Graph* graphs[] = {graph.get()};
+  const GraphCensus counted = take_graph_census(registry_, graphs).value();
+  ASSERT_EQ(counted.nodes.size(), 1u);
+  EXPECT_EQ(counted.nodes[0].name, "0:scale");
+  EXPECT_EQ(counted.nodes[0].graph, "decode.b1");
+  EXPECT_EQ(counted.words, (sizeof(ScaleArgs) - sizeof(void*)) / 4 + 1);
+  ASSERT_EQ(counted.pointers, 3u);
+  const GraphCensus::Pointer& alpha = counted.nodes[0].pointers[1];
+  EXPECT_EQ(alpha.role, "alpha");
+  EXPECT_EQ(alpha.slot, "swiglu_alpha");
+  EXPECT_EQ(alpha.slot_offset, 0u);
+  EXPECT_EQ(alpha.address, registry_.slot(alpha_).range.begin);
+  EXPECT_EQ(counted.homeless, 0u);
+  EXPECT_THAT(counted.unaudited, IsEmpty());
 }
 
 TEST_F(CensusTest, AReplacementKeepsEveryAddressAndTheGraphReadsTheNewBytes) {
