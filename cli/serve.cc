@@ -11,6 +11,7 @@
 #include "cli/session.h"
 #include "serve/serve_options.h"
 #include "serve/server.h"
+#include "serve/vllm_flags.h"
 
 namespace holdfast::cli {
 namespace {
@@ -37,25 +38,36 @@ An option can be given in four places, the first wins: a flag (--max-num-seqs 64
 the default. --print-config shows what results, as such a file. Tokens are better off in the
 environment or the file than in a flag, which every user of the machine can see.
 
+Flags of vLLM that are none here are taken where they ask for what is so anyway (as
+--tensor-parallel-size 1), and else refused with what to do instead.
+
 When it is ready, one line on stdout says where. GET /health: the process lives; /ready: it would
 answer (503 and why, while it loads, drains, sleeps, or its weights are poisoned). SIGTERM and
 Ctrl-C let running requests end first; a second one does not.)";
 
-// What vLLM's users write and what needs no option here, accepted so that their scripts run.
+// What vLLM's users write by habit: their scripts run, or are told what to do instead.
 void add_compatible(CLI::App& app) {
   app.add_option_function<std::string>(
          "--weight-transfer-config",
          [](const std::string& json) {
            const Status status = serve::check_weight_transfer_config(json);
            if (!status.ok()) {
-             throw CLI::ValidationError("--weight-transfer-config", status.error().message());
+             throw CLI::ValidationError(status.error().message());
            }
          },
          "as vLLM's: {\"backend\": \"disk\"} or \"http\"; both are always there")
       ->type_name("JSON")->group("Accepted for vLLM's sake");
-  for (const char* name : {"--enable-sleep-mode", "--enable-return-routed-experts"}) {
-    app.add_flag_function(name, [](std::int64_t) {}, "always there")
-        ->group("Accepted for vLLM's sake");
+  for (const serve::VllmFlag& flag : serve::vllm_flags()) {
+    const auto check = [&flag](const std::string& value) {
+      const Status status = serve::check_vllm_flag(flag, value);
+      if (!status.ok()) throw CLI::ValidationError(status.error().message());
+    };
+    const std::string name(flag.name);
+    CLI::Option* const added =
+        flag.takes_value
+            ? app.add_option_function<std::string>(name, check)
+            : app.add_flag_function(name, [check](std::int64_t) { check({}); });
+    added->group("");  // not in the help: they change nothing
   }
 }
 

@@ -6,7 +6,7 @@
 namespace holdfast::serve {
 namespace {
 
-// A queue of rollouts drains in seconds, so that is when it is worth asking again.
+// A queue of rollouts drains in seconds, and a reload comes or another server answers as soon.
 constexpr const char* kRetryAfterSeconds = "1";
 
 }  // namespace
@@ -41,13 +41,22 @@ ApiError api_error(const Error& error, std::string param) {
           .param = std::move(param)};
 }
 
+ApiError refused_request(const Error& error) {
+  ApiError answer = api_error(error);
+  // The only state in which the engine takes none is that of ending: another server would.
+  if (error.code() == ErrorCode::kFailedPrecondition) answer.status = 503;
+  return answer;
+}
+
 std::string error_json(const ApiError& error) {
   return http_error_body(error.status, error.message, error.param);
 }
 
 void reply_error(Responder& responder, const ApiError& error) {
   std::vector<std::pair<std::string, std::string>> headers;
-  if (error.status == 429) headers.emplace_back("Retry-After", kRetryAfterSeconds);
+  if (error.status == 429 || error.status == 503) {
+    headers.emplace_back("Retry-After", kRetryAfterSeconds);
+  }
   responder.reply(error.status, "application/json", error_json(error), std::move(headers));
 }
 

@@ -18,9 +18,11 @@ struct ApiError {
 // fit what is there (a retry would not help), 429 for a limit, 503 while poisoned, else 500.
 int http_status(ErrorCode code);
 ApiError api_error(const Error& error, std::string param = {});
+// Of a request that the engine did not take: as api_error, but 503 while the server ends.
+ApiError refused_request(const Error& error);
 
 std::string error_json(const ApiError& error);
-// The whole answer, with Retry-After where it is 429.
+// The whole answer, with Retry-After where it is 429 or 503.
 void reply_error(Responder& responder, const ApiError& error);
 
 }  // namespace holdfast::serve

@@ -26,6 +26,17 @@ bool parse_body(const HttpRequest& request, JsonDocument& document, Responder& r
   return !error;
 }
 
+bool read_body(const HttpRequest& request, Responder& responder,
+               const std::function<void(FieldReader& in)>& read, Refuse refuse) {
+  JsonDocument document;
+  if (!parse_body(request, document, responder)) return false;
+  RequestErrors errors;
+  FieldReader in(document.root(), "", errors);
+  read(in);
+  if (errors.any()) refuse(responder, *errors.first());
+  return !errors.any();
+}
+
 void read_update_options(FieldReader& in, UpdateOptions& options) {
   std::string policy;
   if (in.one_of("in_flight", policy, {"continue", "recompute", "restart", "abort", "drain"})) {

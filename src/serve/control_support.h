@@ -20,6 +20,12 @@ using RolloutPtr = std::shared_ptr<Rollout>;
 // with the error.
 bool parse_body(const HttpRequest& request, JsonDocument& document, Responder& responder);
 
+// Reads the body's fields with `read`, which copies what it wants to keep; then answers with the
+// first error that it has added, in the dialect's form. False: it has answered.
+using Refuse = void (*)(Responder& responder, const ApiError& error);
+bool read_body(const HttpRequest& request, Responder& responder,
+               const std::function<void(FieldReader& in)>& read, Refuse refuse = reply_error);
+
 // in_flight, commit, deadline_ms, weight_version, layers, experts, names.
 void read_update_options(FieldReader& in, UpdateOptions& options);
 

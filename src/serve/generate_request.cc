@@ -257,11 +257,7 @@ GenerationPlan plan_sglang(SglangRequest& request, const PlanInput& input, Reque
   GenerationPlan plan;
   const auto prompts = static_cast<std::int64_t>(request.prompts.size());
   const std::int64_t n = request.prompts.empty() ? 1 : request.prompts[0].n;
-  if (prompts * n > input.limits.max_choices) {
-    errors.add(std::string(input.param),
-               fmt::format("{} prompts of {} choices each are {}; at most {} (max_choices)",
-                           prompts, n, prompts * n, input.limits.max_choices));
-  }
+  check_choices({.prompts = prompts, .each = n, .param = input.param}, input.limits, errors);
   for (std::size_t i = 0; i < request.prompts.size() && !errors.any(); ++i) {
     SglangPrompt& prompt = request.prompts[i];
     PlanInput own = input;

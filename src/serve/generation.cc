@@ -191,7 +191,7 @@ void Generation::on_accepted(std::size_t index, const Result<RequestId>& id) {
     ++accepted_;
     ++ended_;
     lane.ended = true;
-    fail(api_error(id.error()));
+    fail(refused_request(id.error()));
     if (ended_ == lanes_.size()) finish();
     return;
   }

@@ -28,6 +28,7 @@ struct HttpLimits {
                                                 // whole: without the next 1024 bytes)
   int idle_timeout_ms = 75'000;                 // between two requests
   int write_timeout_ms = 60'000;                // without progress in sending
+  int reply_timeout_ms = 600'000;               // from a whole answer until its client has read it
 };
 
 struct HttpRequest {
@@ -170,7 +171,11 @@ class HttpServer {
   virtual std::size_t connections() const = 0;
   // From the next request on. Any thread; `router` must outlive the server.
   virtual void use(std::string_view listener, const Router& router) = 0;
-  // Accepts nothing more; connections that are answering go on.
+  // From now on each answer closes its connection. More are accepted still.
+  virtual void begin_drain() = 0;
+  // Requests that had come before begin_drain() and whose answers are still to be sent.
+  virtual std::size_t pending() const = 0;
+  // Accepts nothing more; connections that are answering go on, and close with their answers.
   virtual void stop_accepting() = 0;
 };
 

@@ -85,6 +85,11 @@ class RawClient {
     buffer_.append(bytes, static_cast<std::size_t>(count));
     return true;
   }
+  // At most `count` bytes, which are forgotten. False: the server has closed.
+  bool receive_some(std::size_t count) {
+    char bytes[4096];
+    return recv(fd_, bytes, std::min(count, sizeof bytes), 0) > 0;
+  }
   // Until `text` is in buffer(); then takes everything up to its end.
   std::optional<std::string> receive_until(std::string_view text) {
     std::size_t at = 0;

@@ -57,6 +57,7 @@ void Connection::close() {
 }
 
 void Connection::report(const Exchange& exchange, bool whole) {
+  if (std::exchange(pending_, false)) shared_.pending.fetch_sub(1);
   if (!shared_.options.on_answer) return;
   const ExchangeRequest& request = exchange.request();
   const std::chrono::duration<double> seconds = Clock::now() - request.began;
@@ -154,6 +155,10 @@ void Connection::flush() {
       if (taken.overrun) return close();
       answer_taken_ = taken.ended;
       answer_broken_ = taken.broken;
+      if (answer_taken_) {
+        reply_deadline_ =
+            Clock::now() + std::chrono::milliseconds(shared_.options.limits.reply_timeout_ms);
+      }
     }
     if (out_.empty()) break;
     if (!send()) return;
@@ -200,6 +205,7 @@ void Connection::finish() {
   exchange->detach();
   exchange_.reset();
   answer_taken_ = false;
+  reply_deadline_ = Clock::time_point::max();
   report(*exchange, true);
   const bool unread = parser_ != nullptr && parser_->state() != RequestParser::State::kDone;
   if (upload_ != nullptr) upload_->detach();
@@ -238,7 +244,7 @@ void Connection::expect_read(int milliseconds) {
 
 // The timer is only moved when it would come too late; one that comes too early looks again.
 void Connection::arm() {
-  const Clock::time_point next = std::min(read_deadline_, write_deadline_);
+  const Clock::time_point next = std::min({read_deadline_, write_deadline_, reply_deadline_});
   if (next >= armed_ || next == Clock::time_point::max()) return;
   armed_ = next;
   timer_.expires_at(next);
@@ -251,7 +257,7 @@ void Connection::arm() {
 
 void Connection::on_timer() {
   const Clock::time_point now = Clock::now();
-  if (now >= write_deadline_) return close();
+  if (now >= write_deadline_ || now >= reply_deadline_) return close();
   if (now >= read_deadline_) {
     read_deadline_ = Clock::time_point::max();
     on_read_deadline();

@@ -27,6 +27,7 @@ struct HttpShared {
   UploadPool* uploads = nullptr;
   std::atomic<std::size_t> buffered_bytes{0};  // of bodies that are coming
   std::atomic<bool> stopping{false};           // answers close their connections
+  std::atomic<std::size_t> pending{0};         // requests that had come before
 };
 
 // A listener that is bound.
@@ -125,6 +126,7 @@ class Connection final : public ExchangeOwner, public std::enable_shared_from_th
   bool discards_ = false;  // what comes after this request is not read as one
   Clock::time_point read_deadline_ = Clock::time_point::max();
   Clock::time_point write_deadline_ = Clock::time_point::max();
+  Clock::time_point reply_deadline_ = Clock::time_point::max();
   Clock::time_point armed_ = Clock::time_point::max();
 
   std::string kept_;  // bytes that have come and were not taken
@@ -134,6 +136,7 @@ class Connection final : public ExchangeOwner, public std::enable_shared_from_th
   std::size_t buffered_ = 0;  // counted in shared_.buffered_bytes
   std::size_t progress_ = 0;  // body bytes at the last move of the deadline
   std::shared_ptr<Exchange> exchange_;
+  bool pending_ = false;  // exchange_ is counted in shared_.pending
   std::shared_ptr<UploadRun> upload_;
   std::string out_;
   std::size_t out_sent_ = 0;

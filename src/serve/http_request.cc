@@ -128,6 +128,8 @@ void Connection::make_exchange(std::string path, std::string route) {
                       .http_11 = !headed || parser_->head().http_11,
                       .keep_alive = headed && parser_->head().keep_alive && !shared_.stopping,
                       .began = Clock::now()});
+  pending_ = !shared_.stopping;
+  if (pending_) shared_.pending.fetch_add(1);
 }
 
 bool Connection::authorised(const Router::Route& route) const {

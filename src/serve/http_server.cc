@@ -176,6 +176,9 @@ class AsioServer final : public HttpServer {
     }
   }
 
+  void begin_drain() override { shared_.stopping = true; }
+  std::size_t pending() const override { return shared_.pending; }
+
   void stop_accepting() override {
     shared_.stopping = true;
     for (auto& worker : workers_) {

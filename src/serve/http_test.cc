@@ -425,6 +425,21 @@ TEST_F(HttpTest, AClientThatStopsReadingALongAnswerIsCutInTime) {
   while (server_->connections() > 1) std::this_thread::yield();
 }
 
+TEST_F(HttpTest, AClientThatReadsALongAnswerByDropsIsCutInTime) {
+  HttpLimits limits;
+  limits.reply_timeout_ms = 100;
+  start(limits);
+  RawClient client(port(), 4096);
+  client.send(get("/pending"));
+  const ResponderPtr responder = take_pending();
+  responder->reply(200, "text/plain", std::string(std::size_t{64} << 20, 'x'));
+  // It always reads, and so slowly that it would take an hour: only the whole has a limit.
+  std::size_t read = 0;
+  while (client.receive_some(64)) read += 64;
+  EXPECT_LT(read, std::size_t{64} << 20);
+  while (server_->connections() > 0) std::this_thread::yield();
+}
+
 TEST_F(HttpTest, AHandlerThatDropsItsResponderAnswers500OrCutsTheStream) {
   start();
   EXPECT_EQ(ask(get("/dropped")).status, 500);
@@ -514,6 +529,33 @@ TEST_F(HttpTest, StoppingToAcceptLetsPendingAnswersEndAndClosesIdleConnections) 
   responder->end();
   EXPECT_EQ(busy.answer().body, "data: 0\n\ndata: 1\n\n");
   EXPECT_TRUE(busy.closed());
+}
+
+TEST_F(HttpTest, WhileItDrainsNewConnectionsAreAnsweredAndClosedAndOnlyOldRequestsArePending) {
+  start();
+  RawClient busy(port()), idle(port());
+  idle.send(get("/hello"));
+  EXPECT_EQ(idle.answer().status, 200);
+  busy.send(get("/events"));
+  const ResponderPtr responder = take_pending();
+  EXPECT_EQ(server_->pending(), 1u);
+  server_->begin_drain();
+  for (int i = 0; i < 3; ++i) {
+    RawClient late(port());
+    late.send(get("/hello"));
+    const Answer answer = late.answer();
+    EXPECT_EQ(answer.status, 200);
+    EXPECT_TRUE(answer.has("connection: close"));
+  }
+  RawClient waiting(port());
+  waiting.send(get("/pending"));
+  const ResponderPtr second = take_pending();  // one that came too late to be waited for
+  EXPECT_EQ(server_->pending(), 1u);
+  responder->end();
+  EXPECT_EQ(busy.answer().body, "data: 0\n\n");
+  while (server_->pending() > 0) std::this_thread::yield();
+  second->reply(200, "text/plain", "late");
+  EXPECT_EQ(waiting.answer().body, "late");
 }
 
 TEST_F(HttpTest, EndingTheServerCutsWhatIsPendingAndTellsItsHandlers) {

@@ -22,16 +22,12 @@ ReloadOptions plan_options(const UpdateOptions& options) {
 // {"directory": ..., and the options of an update}. False: it has answered with the error.
 bool read_directory(const HttpRequest& request, std::string& directory, UpdateOptions& options,
                     bool* wait, Responder& responder) {
-  JsonDocument document;
-  if (!parse_body(request, document, responder)) return false;
-  RequestErrors errors;
-  FieldReader in(document.root(), "", errors);
-  if (!in.string("directory", directory, 1u << 12)) in.fail("directory", "is missing");
-  read_update_options(in, options);
-  if (wait != nullptr) in.boolean("wait", *wait);
-  in.finish();
-  if (errors.any()) reply_error(responder, *errors.first());
-  return !errors.any();
+  return read_body(request, responder, [&](FieldReader& in) {
+    if (!in.string("directory", directory, 1u << 12)) in.fail("directory", "is missing");
+    read_update_options(in, options);
+    if (wait != nullptr) in.boolean("wait", *wait);
+    in.finish();
+  });
 }
 
 void plan(const RolloutPtr& rollout, const HttpRequest& request, ResponderPtr responder) {

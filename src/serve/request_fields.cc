@@ -272,14 +272,28 @@ std::int64_t tokens_to_make(const CommonRequest& request, std::int64_t prompt_to
 
 }  // namespace
 
+void check_choices(const ChoiceCount& count, const RequestLimits& limits, RequestErrors& errors) {
+  const std::int64_t all = count.prompts * count.each;
+  const std::string what =
+      fmt::format("{} prompts of {} choices each are {}", count.prompts, count.each, all);
+  if (all > limits.max_choices) {
+    errors.add(std::string(count.param),
+               fmt::format("{}; at most {} (max_choices)", what, limits.max_choices));
+  } else if (limits.max_waiting != 0 && all > limits.max_waiting) {
+    errors.add(std::string(count.param),
+               fmt::format("{}, and no more than {} requests may wait (max_waiting), so that they "
+                           "could never be taken together; ask for fewer",
+                           what, limits.max_waiting));
+  }
+}
+
 GenerationPlan make_plan(CommonRequest& request, const PlanInput& input, RequestErrors& errors) {
   const auto prompts = static_cast<std::int64_t>(request.prompts.size());
   if (prompts == 0) errors.add(std::string(input.param), fmt::format("{} is missing", input.param));
-  if (prompts * request.n > input.limits.max_choices) {
-    errors.add(prompts > 1 ? std::string(input.param) : "n",
-               fmt::format("{} prompts of {} choices each are {}; at most {} (max_choices)",
-                           prompts, request.n, prompts * request.n, input.limits.max_choices));
-  }
+  check_choices({.prompts = prompts,
+                 .each = request.n,
+                 .param = prompts > 1 ? input.param : std::string_view("n")},
+                input.limits, errors);
   for (std::size_t i = 0; i < request.prompts.size() && !errors.any(); ++i) {
     resolve_prompt(request, i, input, errors);
   }

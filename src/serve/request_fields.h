@@ -25,6 +25,7 @@ struct RequestLimits {
   std::int64_t max_context = 0;
   std::int64_t max_prompt_tokens = 0;  // at most max_context
   std::int64_t max_choices = 128;
+  std::int64_t max_waiting = 0;        // requests in the engine's queue; 0: not known
   std::int64_t max_logprobs = 0;       // at most vocab_size
   std::int64_t default_max_tokens = 16;
   LogprobsMode logprobs_mode = LogprobsMode::kRaw;
@@ -90,6 +91,12 @@ struct PlanInput {
   std::uint64_t random = 0;
   std::string_view param = "prompt";
 };
+// Adds an error when prompts of so many choices each are more than may ever be taken.
+struct ChoiceCount {
+  std::int64_t prompts = 1, each = 1;
+  std::string_view param = "n";  // what the error is of
+};
+void check_choices(const ChoiceCount& count, const RequestLimits& limits, RequestErrors& errors);
 GenerationPlan make_plan(CommonRequest& request, const PlanInput& input, RequestErrors& errors);
 
 std::uint64_t random_seed();

@@ -63,6 +63,11 @@ std::string Rollout::version() const {
 }
 
 Result<std::string> Rollout::allowed_directory(const std::string& directory) const {
+  if (directory.find('\0') != std::string::npos) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      "model path \"{}\" goes on behind a zero byte, where a file name ends",
+                      directory.c_str());
+  }
   std::error_code error;
   const fs::path path = fs::canonical(directory, error);
   if (error) {

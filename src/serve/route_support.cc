@@ -18,6 +18,7 @@ RequestLimits limits_of(const ServeContext& context) {
                                         static_cast<std::int64_t>(options.max_prompt_tokens));
   }
   limits.max_choices = options.max_choices;
+  limits.max_waiting = options.engine.max_waiting;
   const std::int64_t all = limits.vocab_size;
   limits.max_logprobs =
       options.max_logprobs < 0 ? all : std::min<std::int64_t>(all, options.max_logprobs);

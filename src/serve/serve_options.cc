@@ -142,6 +142,8 @@ void add_limits(Table& table) {
                 HF_FIELD(limits.idle_timeout_ms));
   table.integer("write-timeout-ms", "for a client to read something", 1, kDayMs,
                 HF_FIELD(limits.write_timeout_ms));
+  table.integer("reply-timeout-ms", "for a client to read all of an answer that is whole", 1,
+                kDayMs, HF_FIELD(limits.reply_timeout_ms));
 }
 
 void add_operation(Table& table) {

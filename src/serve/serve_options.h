@@ -50,11 +50,8 @@ Status read_environment(const std::function<const char*(const char*)>& variable,
 std::string config_text(const ServeOptions& options);
 
 // What no option can know alone: a control listener that others reach has a token, listeners have
-// different ports, model roots exist. Errors: kInvalidArgument naming both sides.
+// different ports, a header can carry the tokens, model roots exist. Errors: kInvalidArgument
+// naming both sides.
 Status check_serve_options(const ServeOptions& options);
-
-// vLLM's --weight-transfer-config: {"backend": "disk" or "http", ...}. Errors: kInvalidArgument
-// for what is not such an object, kUnsupported for another backend.
-Status check_weight_transfer_config(const std::string& json);
 
 }  // namespace holdfast::serve

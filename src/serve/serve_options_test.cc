@@ -12,6 +12,7 @@
 
 #include "serve/log.h"
 #include "serve/server.h"
+#include "serve/vllm_flags.h"
 
 namespace holdfast::serve {
 namespace {
@@ -133,10 +134,49 @@ TEST_F(ServeOptionsTest, VllmsNamesAndWordsAreTaken) {
   ASSERT_TRUE(flag("max-logprobs", "-1").ok());
   EXPECT_TRUE(check_weight_transfer_config(R"({"backend": "disk"})").ok());
   EXPECT_THAT(check_weight_transfer_config(R"({"backend": "nccl"})").error().message(),
-              AllOf(HasSubstr("nccl"), HasSubstr("disk and http")));
+              AllOf(HasSubstr("nccl"), HasSubstr("disk and http"), HasSubstr("/update_weights")));
   for (const char* wrong : {"", "disk", "[]", "{}", R"({"backend": 1})"}) {
     EXPECT_EQ(check_weight_transfer_config(wrong).error().code(), ErrorCode::kInvalidArgument);
   }
+}
+
+TEST_F(ServeOptionsTest, AFlagOfVllmsIsTakenWhereItChangesNothingAndElseSaysWhatToDo) {
+  const auto check = [](std::string_view name, const std::string& value) {
+    for (const VllmFlag& flag : vllm_flags()) {
+      if (flag.name == name) return check_vllm_flag(flag, value);
+    }
+    return Status(Error(ErrorCode::kNotFound, std::string(name)));
+  };
+  EXPECT_TRUE(check("--tensor-parallel-size", "1").ok());
+  EXPECT_TRUE(check("--enable-chunked-prefill", "").ok());
+  EXPECT_EQ(check("--tensor-parallel-size", "2").error().message(),
+            "--tensor-parallel-size is \"2\", and can be 1: a model runs on one device here: start "
+            "one server for each and balance before them");
+  EXPECT_THAT(check("--gpu-memory-utilization", "0.9").error().message(), HasSubstr("--kv-tokens"));
+  EXPECT_THAT(check("--enforce-eager", "").error().message(), HasSubstr("leave it out"));
+  for (const VllmFlag& flag : vllm_flags()) {
+    EXPECT_EQ(find_serve_option(flag.name.substr(2)), nullptr) << flag.name;
+    EXPECT_NE(flag.always_so, !flag.instead.empty()) << flag.name;
+  }
+}
+
+TEST_F(ServeOptionsTest, ATokenThatNoHeaderCanCarryIsRefusedAndNotShown) {
+  options_.engine.model_directory = "model";
+  for (const char* token : {" ", "\t", "   ", "a b", "secret\n", "\x7F"}) {
+    for (const auto field : {&ServeOptions::control_token, &ServeOptions::api_key}) {
+      ServeOptions options = options_;
+      options.*field = token;
+      const Status checked = check_serve_options(options);
+      ASSERT_FALSE(checked.ok()) << token;
+      EXPECT_THAT(checked.error().message(), HasSubstr("visible characters"));
+      EXPECT_THAT(checked.error().message(), ::testing::Not(HasSubstr("secret")));
+    }
+  }
+}
+
+TEST_F(ServeOptionsTest, ATextWithAZeroByteIsRefused) {
+  EXPECT_THAT(read_error("model = \"a\\u0000b\"\n"), HasSubstr("model holds a zero byte"));
+  EXPECT_THAT(read_error("model-roots = [\"a\", \"b\\u0000\"]\n"), HasSubstr("zero byte"));
 }
 
 TEST_F(ServeOptionsTest, AControlListenerThatOthersReachNeedsAToken) {

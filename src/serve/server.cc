@@ -16,7 +16,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// For answers that a drain's end cuts short.
+// For answers that a drain's end cuts short, and for connections to close.
 constexpr std::chrono::seconds kLastAnswers{5};
 
 std::string name_of_model(const ServeOptions& options) {
@@ -127,17 +127,21 @@ class Serving {
     host_->drain([drained] { drained->set(); });
     const HostSnapshot now = host_->snapshot();
     if (now.paused || now.pausing) host_->cancel_all([](std::size_t) {});
-    server_->stop_accepting();
+    // Whoever balances load still asks /health and /ready, and what is refused says 503.
+    server_->begin_drain();
+    const auto pending = [this] { return server_->pending(); };
     const auto until = Clock::now() + std::chrono::seconds(options_.drain_timeout_s);
     const char* how = "drained";
     // Ended requests are answers under way: those are given the same time.
-    if (!signals.wait_for(*drained, until) || !wait_for_answers(signals, until)) {
+    if (!signals.wait_for(*drained, until) || !wait_for_none(signals, until, pending)) {
       const bool late = Clock::now() >= until;
       how = late ? "drain timed out" : "ended by a second signal";
       // Who still waits gets the tokens so far.
       host_->cancel_all([](std::size_t) {});
-      if (late) wait_for_answers(signals, Clock::now() + kLastAnswers);
+      if (late) wait_for_none(signals, Clock::now() + kLastAnswers, pending);
     }
+    server_->stop_accepting();
+    wait_for_none(signals, Clock::now() + kLastAnswers, [this] { return server_->connections(); });
     log_.write(LogLevel::kInfo, how, {{"connections", std::to_string(server_->connections())}});
   }
 
@@ -148,8 +152,9 @@ class Serving {
   }
 
  private:
-  bool wait_for_answers(StopSignals& signals, Clock::time_point until) {
-    while (server_->connections() > 0) {
+  static bool wait_for_none(StopSignals& signals, Clock::time_point until,
+                            const std::function<std::size_t()>& count) {
+    while (count() > 0) {
       const auto next = std::min(until, Clock::now() + std::chrono::milliseconds(20));
       Notice never;
       signals.wait_for(never, next);

@@ -11,8 +11,9 @@ namespace holdfast::serve {
 
 // Binds the listeners, opens the engine, calls `ready` with one line ("ready: http://127.0.0.1:8000
 // (control http://127.0.0.1:8001) model NAME in 0.4 s"), and serves until SIGTERM or SIGINT: then
-// accepts nothing new, lets requests end for drain_timeout_s, and returns; a second signal ends at
-// once. While the model loads a signal ends the process, and /ready says 503.
+// lets requests end for drain_timeout_s, refusing new ones with 503 (/health goes on), closes its
+// listeners, and returns; a second signal ends at once. While the model loads a signal ends the
+// process, and /ready says 503.
 // Errors: of check_serve_options, Engine::open and HttpServer::start; kDevice when the engine had
 // failed for good (/ready said so until then).
 Status run_server(const ServeOptions& options,

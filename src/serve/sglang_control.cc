@@ -32,13 +32,11 @@ void reply_ok(Responder& responder, std::string_view message) {
 // ------------------------------------------------------------------------------ pausing
 
 void pause(const RolloutPtr& rollout, const HttpRequest& request, ResponderPtr responder) {
-  JsonDocument document;
-  if (!parse_body(request, document, *responder)) return;
-  RequestErrors errors;
-  FieldReader in(document.root(), "", errors);
   std::string mode = "abort";
-  in.one_of("mode", mode, {"abort", "retract", "in_place"});
-  if (errors.any()) return reply_refusal(*responder, *errors.first());
+  const auto read = [&](FieldReader& in) {
+    in.one_of("mode", mode, {"abort", "retract", "in_place"});
+  };
+  if (!read_body(request, *responder, read, reply_refusal)) return;
   const PauseMode pause_mode = mode == "abort" ? PauseMode::kAbort : PauseMode::kKeep;
   rollout->host().pause(pause_mode, [rollout, mode, responder = std::move(responder)] {
     if (mode != "retract") return reply_ok(*responder, "Generation paused (" + mode + ")");
@@ -108,23 +106,21 @@ void reply_updated(Responder& responder, const Result<ReloadReport>& report, boo
 
 void update_from_disk(const RolloutPtr& rollout, const HttpRequest& request,
                       ResponderPtr responder) {
-  JsonDocument document;
-  if (!parse_body(request, document, *responder)) return;
-  RequestErrors errors;
-  FieldReader in(document.root(), "", errors);
   std::string path;
-  if (!in.string("model_path", path, 1u << 12)) in.fail("model_path", "is missing");
   UpdateOptions options;
-  read_update_options(in, options);
   bool abort_all = false;
-  bool flush_cache = true;
-  in.boolean("abort_all_requests", abort_all);
-  in.boolean("flush_cache", flush_cache);
-  // What loads how is the checkpoint's to say; graphs are never captured again.
-  in.ignore({"load_format", "keep_pause", "recapture_cuda_graph", "is_async", "token_step",
-             "torch_empty_cache", "manifest"});
-  in.finish();
-  if (errors.any()) return reply_refusal(*responder, *errors.first());
+  const auto read = [&](FieldReader& in) {
+    if (!in.string("model_path", path, 1u << 12)) in.fail("model_path", "is missing");
+    read_update_options(in, options);
+    in.boolean("abort_all_requests", abort_all);
+    bool flush_cache = true;  // a commit leaves nothing in it
+    in.boolean("flush_cache", flush_cache);
+    // What loads how is the checkpoint's to say; graphs are never captured again.
+    in.ignore({"load_format", "keep_pause", "recapture_cuda_graph", "is_async", "token_step",
+               "torch_empty_cache", "manifest"});
+    in.finish();
+  };
+  if (!read_body(request, *responder, read, reply_refusal)) return;
   if (abort_all) options.in_flight = InFlight::kAbort;
   const bool paused = rollout->host().snapshot().paused;
   rollout->update_from_disk(path, options,
@@ -136,16 +132,14 @@ void update_from_disk(const RolloutPtr& rollout, const HttpRequest& request,
 
 void weights_by_name(const RolloutPtr& rollout, const HttpRequest& request,
                      ResponderPtr responder) {
-  JsonDocument document;
-  if (!parse_body(request, document, *responder)) return;
-  RequestErrors errors;
-  FieldReader in(document.root(), "", errors);
   std::string name = request.query_value("name");
-  in.string("name", name, 1u << 12);
   std::int64_t most = 100;
-  in.integer("truncate_size", most, {0, kMaxTruncate});
-  if (name.empty()) in.fail("name", "is missing");
-  if (errors.any()) return reply_refusal(*responder, *errors.first());
+  const auto read = [&](FieldReader& in) {
+    in.string("name", name, 1u << 12);
+    in.integer("truncate_size", most, {0, kMaxTruncate});
+    if (name.empty()) in.fail("name", "is missing");
+  };
+  if (!read_body(request, *responder, read, reply_refusal)) return;
   rollout->host().post([responder = std::move(responder), name, most](Engine& engine) {
     const auto values = engine.read_tensor(name, static_cast<std::size_t>(most));
     if (!values.ok()) return reply_outcome(*responder, false, values.error().to_string());
@@ -159,20 +153,17 @@ void weights_by_name(const RolloutPtr& rollout, const HttpRequest& request,
 
 void check_weights(const RolloutPtr& rollout, const HttpRequest& request,
                    ResponderPtr responder) {
-  JsonDocument document;
-  if (!parse_body(request, document, *responder)) return;
-  RequestErrors errors;
-  FieldReader in(document.root(), "", errors);
   std::string action;
-  if (!in.one_of("action", action, {"snapshot", "compare", "checksum", "reset_tensors"}) &&
-      !errors.any()) {
-    in.fail("action", "is missing; expected snapshot, compare or checksum");
-  }
-  if (action == "reset_tensors") {
+  const auto read = [&](FieldReader& in) {
+    if (!in.one_of("action", action, {"snapshot", "compare", "checksum", "reset_tensors"}) &&
+        !in.errors().any()) {
+      in.fail("action", "is missing; expected snapshot, compare or checksum");
+    }
+    if (action != "reset_tensors") return;
     in.fail("action", "\"reset_tensors\" would overwrite live weights, which are read-only between "
                       "commits; snapshot, update and compare tell whether an update took place");
-  }
-  if (errors.any()) return reply_refusal(*responder, *errors.first());
+  };
+  if (!read_body(request, *responder, read, reply_refusal)) return;
   if (action == "snapshot") {
     return rollout->snapshot_checksums([responder = std::move(responder)](const Status& taken) {
       reply_outcome(*responder, taken.ok(),
@@ -241,16 +232,15 @@ void add_weights(Router& router, const RolloutPtr& rollout) {
 
 void abort_request(const RolloutPtr& rollout, const HttpRequest& request,
                    ResponderPtr responder) {
-  JsonDocument document;
-  if (!parse_body(request, document, *responder)) return;
-  RequestErrors errors;
-  FieldReader in(document.root(), "", errors);
   std::string rid;
   bool all = false;
-  in.string("rid", rid, 1024);
-  in.boolean("abort_all", all);
-  if (rid.empty() && !all && !errors.any()) in.fail("rid", "is missing, and abort_all is not true");
-  if (errors.any()) return reply_refusal(*responder, *errors.first());
+  const auto read = [&](FieldReader& in) {
+    in.string("rid", rid, 1024);
+    in.boolean("abort_all", all);
+    if (!rid.empty() || all || in.errors().any()) return;
+    in.fail("rid", "is missing, and abort_all is not true");
+  };
+  if (!read_body(request, *responder, read, reply_refusal)) return;
   const auto answer = [responder = std::move(responder)](std::size_t aborted) {
     reply_outcome(*responder, true, fmt::format("{} requests aborted", aborted));
   };
@@ -280,7 +270,7 @@ void health_generate(const RolloutPtr& rollout, ResponderPtr responder) {
         reply_json(*responder, json, made ? 200 : 503);
       },
       [responder](const Result<RequestId>& accepted) {
-        if (!accepted.ok()) reply_error(*responder, api_error(accepted.error()));
+        if (!accepted.ok()) reply_error(*responder, refused_request(accepted.error()));
       });
 }
 

@@ -28,12 +28,14 @@ void reply_state(Responder& responder, std::string_view status) {
 // ------------------------------------------------------------------------------ pausing
 
 void pause(const RolloutPtr& rollout, const HttpRequest& request, ResponderPtr responder) {
-  JsonDocument document;
-  if (!parse_body(request, document, *responder)) return;
-  RequestErrors errors;
-  FieldReader in(document.root(), "", errors);
-  std::string mode = query_or_field(request, in, "mode");
-  const bool wait = is_true(query_or_field(request, in, "wait_for_inflight_requests"));
+  std::string mode, clear;
+  bool wait = false;
+  const bool read = read_body(request, *responder, [&](FieldReader& in) {
+    mode = query_or_field(request, in, "mode");
+    wait = is_true(query_or_field(request, in, "wait_for_inflight_requests"));
+    clear = query_or_field(request, in, "clear_cache");
+  });
+  if (!read) return;
   if (mode.empty()) mode = wait ? "wait" : "abort";
   PauseMode pause_mode = PauseMode::kAbort;
   if (mode == "keep") {
@@ -44,9 +46,7 @@ void pause(const RolloutPtr& rollout, const HttpRequest& request, ResponderPtr r
     return reply_plain_error(*responder, 400,
                              "mode is \"" + mode + "\", expected abort, wait or keep");
   }
-  const std::string clear = query_or_field(request, in, "clear_cache");
   const bool clear_cache = pause_mode != PauseMode::kKeep && (clear.empty() || is_true(clear));
-  if (errors.any()) return reply_error(*responder, *errors.first());
   rollout->host().pause(pause_mode, [rollout, clear_cache, responder] {
     if (!clear_cache) return reply_state(*responder, "paused");
     rollout->host().post([responder](Engine& engine) {
@@ -96,38 +96,37 @@ void add_pauses(Router& router, const RolloutPtr& rollout) {
 
 // Whatever the caller says of NCCL cannot be had; disk and HTTP need no rendezvous.
 void init_transfer(const HttpRequest& request, Responder& responder) {
-  JsonDocument document;
-  if (!parse_body(request, document, responder)) return;
-  RequestErrors errors;
-  FieldReader in(document.root(), "", errors);
-  const auto info = in.value("init_info");
-  if (errors.any()) return reply_error(responder, *errors.first());
-  for (const auto& [name, value] : info ? info->members() : decltype(info->members())()) {
-    if (name != "master_address" && name != "master_port" && name != "world_size") continue;
-    if (value.is_null()) continue;
-    return reply_update_error(
-        responder, make_error(ErrorCode::kFailedPrecondition,
-                              "init_info.{} asks for the NCCL transport, which this server has "
-                              "not: send weight_dir, or upload safetensors to /update_weights",
-                              name));
-  }
-  reply_message(responder, "Weight transfer initialized");
+  std::string wanted;
+  const bool read = read_body(request, responder, [&](FieldReader& in) {
+    const auto info = in.value("init_info");
+    if (!info) return;
+    for (const auto& [name, value] : info->members()) {
+      const bool rendezvous =
+          name == "master_address" || name == "master_port" || name == "world_size";
+      if (rendezvous && !value.is_null() && wanted.empty()) wanted = name;
+    }
+  });
+  if (!read) return;
+  if (wanted.empty()) return reply_message(responder, "Weight transfer initialized");
+  reply_update_error(responder,
+                     make_error(ErrorCode::kFailedPrecondition,
+                                "init_info.{} asks for the NCCL transport, which this server has "
+                                "not: send weight_dir, or upload safetensors to /update_weights",
+                                wanted));
 }
 
 void start_update(const RolloutPtr& rollout, const HttpRequest& request, ResponderPtr responder) {
-  JsonDocument document;
-  if (!parse_body(request, document, *responder)) return;
-  RequestErrors errors;
-  FieldReader in(document.root(), "", errors);
   UpdateOptions options;
-  read_update_options(in, options);
-  bool checkpoint_format = true;
-  in.boolean("is_checkpoint_format", checkpoint_format);
-  if (!checkpoint_format) {
-    in.fail("is_checkpoint_format", "must be true: tensors come under their checkpoint's names");
-  }
-  in.finish();
-  if (errors.any()) return reply_error(*responder, *errors.first());
+  const bool read = read_body(request, *responder, [&](FieldReader& in) {
+    read_update_options(in, options);
+    bool checkpoint_format = true;
+    in.boolean("is_checkpoint_format", checkpoint_format);
+    if (!checkpoint_format) {
+      in.fail("is_checkpoint_format", "must be true: tensors come under their checkpoint's names");
+    }
+    in.finish();
+  });
+  if (!read) return;
   rollout->start_update(std::move(options), [responder = std::move(responder)](const Status&) {
     reply_message(*responder, "Weight update started");
   });
@@ -139,13 +138,13 @@ struct UpdateBody {
 };
 
 // Either {"weight_dir": ...} or {"update_info": {"backend": "disk", "path": ...}}.
-UpdateBody read_update(FieldReader& in, RequestErrors& errors) {
+UpdateBody read_update(FieldReader& in) {
   UpdateBody body;
   in.string("weight_dir", body.directory, 1u << 12);
   const auto info = in.value("update_info");
   if (info) {
     body.from_info = true;
-    FieldReader fields(*info, "update_info", errors);
+    FieldReader fields(*info, "update_info", in.errors());
     std::string backend = "disk";
     fields.string("backend", backend, 64);
     for (const std::string_view name : {"path", "weight_dir", "model_path", "directory"}) {
@@ -156,7 +155,7 @@ UpdateBody read_update(FieldReader& in, RequestErrors& errors) {
                              "safetensors; NCCL and CUDA IPC are not offered");
     }
   }
-  if (body.directory.empty() && !errors.any()) {
+  if (body.directory.empty() && !in.errors().any()) {
     in.fail("weight_dir", "is missing; send weight_dir, update_info.path, or the tensors "
                           "themselves as safetensors");
   }
@@ -165,15 +164,14 @@ UpdateBody read_update(FieldReader& in, RequestErrors& errors) {
 
 void update_weights(const RolloutPtr& rollout, const HttpRequest& request,
                     ResponderPtr responder) {
-  JsonDocument document;
-  if (!parse_body(request, document, *responder)) return;
-  RequestErrors errors;
-  FieldReader in(document.root(), "", errors);
   UpdateOptions options;
-  const UpdateBody body = read_update(in, errors);
-  read_update_options(in, options);
-  in.finish();
-  if (errors.any()) return reply_error(*responder, *errors.first());
+  UpdateBody body;
+  const bool read = read_body(request, *responder, [&](FieldReader& in) {
+    body = read_update(in);
+    read_update_options(in, options);
+    in.finish();
+  });
+  if (!read) return;
   const auto answer = [responder = std::move(responder),
                        from_info = body.from_info](const Result<ReloadReport>& report) {
     if (!report.ok()) return reply_update_error(*responder, report.error());
@@ -204,14 +202,12 @@ std::unique_ptr<Upload> upload_weights(const RolloutPtr& rollout, const HttpRequ
 
 void finish_update(const RolloutPtr& rollout, const HttpRequest& request,
                    ResponderPtr responder) {
-  JsonDocument document;
-  if (!parse_body(request, document, *responder)) return;
-  RequestErrors errors;
-  FieldReader in(document.root(), "", errors);
   std::string version;
-  in.string("weight_version", version, 256);
-  in.finish();
-  if (errors.any()) return reply_error(*responder, *errors.first());
+  const bool read = read_body(request, *responder, [&](FieldReader& in) {
+    in.string("weight_version", version, 256);
+    in.finish();
+  });
+  if (!read) return;
   rollout->finish_update(
       version, [responder = std::move(responder)](const Result<ReloadReport>& report) {
         if (!report.ok()) return reply_update_error(*responder, report.error());
@@ -221,16 +217,14 @@ void finish_update(const RolloutPtr& rollout, const HttpRequest& request,
 
 void update_version(const RolloutPtr& rollout, const HttpRequest& request,
                     ResponderPtr responder) {
-  JsonDocument document;
-  if (!parse_body(request, document, *responder)) return;
-  RequestErrors errors;
-  FieldReader in(document.root(), "", errors);
   std::string version;
-  if (!in.string("new_version", version, 256)) in.fail("new_version", "is missing");
   bool abort_all = false;
-  in.boolean("abort_all_requests", abort_all);
-  in.finish();
-  if (errors.any()) return reply_error(*responder, *errors.first());
+  const bool read = read_body(request, *responder, [&](FieldReader& in) {
+    if (!in.string("new_version", version, 256)) in.fail("new_version", "is missing");
+    in.boolean("abort_all_requests", abort_all);
+    in.finish();
+  });
+  if (!read) return;
   if (abort_all) rollout->host().cancel_all([](std::size_t) {});
   rollout->host().set_version(version, [responder = std::move(responder), version] {
     JsonWriter json;
@@ -307,26 +301,24 @@ void reply_compared(const ResponderPtr& responder, const Rollout::Checksums& bas
 
 void check_weights(const RolloutPtr& rollout, const HttpRequest& request,
                    ResponderPtr responder) {
-  JsonDocument document;
-  if (!parse_body(request, document, *responder)) return;
-  RequestErrors errors;
-  FieldReader in(document.root(), "", errors);
   std::string action;
-  if (!in.one_of("action", action, {"checksum", "compare", "reset"}) && !errors.any()) {
-    in.fail("action", "is missing; expected checksum or compare");
-  }
   Rollout::Checksums baseline;
-  if (const auto given = in.value("baseline")) {
-    for (const auto& [name, digest] : given->members()) {
-      baseline.emplace(name, digest.string().value_or(""));
+  const bool read = read_body(request, *responder, [&](FieldReader& in) {
+    if (!in.one_of("action", action, {"checksum", "compare", "reset"}) && !in.errors().any()) {
+      in.fail("action", "is missing; expected checksum or compare");
     }
-  }
-  in.finish();
-  if (action == "reset") {
-    in.fail("action", "\"reset\" would overwrite live weights, which are read-only between "
-                      "commits; expected checksum or compare");
-  }
-  if (errors.any()) return reply_error(*responder, *errors.first());
+    if (const auto given = in.value("baseline")) {
+      for (const auto& [name, digest] : given->members()) {
+        baseline.emplace(name, digest.string().value_or(""));
+      }
+    }
+    in.finish();
+    if (action == "reset") {
+      in.fail("action", "\"reset\" would overwrite live weights, which are read-only between "
+                        "commits; expected checksum or compare");
+    }
+  });
+  if (!read) return;
   rollout->checksums([responder = std::move(responder), action, baseline = std::move(baseline)](
                          const Result<Rollout::Checksums>& checksums) {
     if (action == "checksum") return reply_checksums(responder, checksums);
@@ -338,14 +330,13 @@ void check_weights(const RolloutPtr& rollout, const HttpRequest& request,
 
 void abort_requests(const RolloutPtr& rollout, const HttpRequest& request,
                     ResponderPtr responder) {
-  JsonDocument document;
-  if (!parse_body(request, document, *responder)) return;
-  RequestErrors errors;
-  FieldReader in(document.root(), "", errors);
   std::vector<std::string> names;
-  const bool some = in.strings("request_ids", names, kMaxRequestIds);
-  in.finish();
-  if (errors.any()) return reply_error(*responder, *errors.first());
+  bool some = false;
+  const bool read = read_body(request, *responder, [&](FieldReader& in) {
+    some = in.strings("request_ids", names, kMaxRequestIds);
+    in.finish();
+  });
+  if (!read) return;
   const auto answer = [responder = std::move(responder)](std::size_t aborted) {
     JsonWriter json;
     json.begin_object().field("status", "aborted").field("aborted", aborted).end_object();
@@ -359,12 +350,11 @@ void abort_requests(const RolloutPtr& rollout, const HttpRequest& request,
 
 void reset_prefix_cache(const RolloutPtr& rollout, const HttpRequest& request,
                         ResponderPtr responder) {
-  JsonDocument document;
-  if (!parse_body(request, document, *responder)) return;
-  RequestErrors errors;
-  FieldReader in(document.root(), "", errors);
-  const bool running = is_true(query_or_field(request, in, "reset_running_requests"));
-  if (errors.any()) return reply_error(*responder, *errors.first());
+  bool running = false;
+  const bool read = read_body(request, *responder, [&](FieldReader& in) {
+    running = is_true(query_or_field(request, in, "reset_running_requests"));
+  });
+  if (!read) return;
   rollout->host().post([responder = std::move(responder), running](Engine& engine) {
     if (running) engine.recompute_running();
     engine.reset_prefix_cache();

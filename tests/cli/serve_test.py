@@ -196,6 +196,18 @@ class Options(harness.TestCase):
                      "io-threads = 1"):
             self.assertIn(f"\n{line}\n", done.out)
 
+    def test_flags_of_vllms_run_or_say_what_to_do_instead(self):
+        self.check_done(self.print_config(MODEL_A, "--tensor-parallel-size", 1,
+                                          "--enable-chunked-prefill", "--dtype", "auto"))
+        for flags, advice in ((("--gpu-memory-utilization", "0.9"), "--kv-tokens"),
+                              (("--enforce-eager",), "leave it out"),
+                              (("--weight-transfer-config", '{"backend": "nccl"}'),
+                               "/update_weights")):
+            done = self.print_config(MODEL_A, *flags)
+            self.assertEqual(done.code, 2)
+            self.assertIn(flags[0], done.err)
+            self.assertIn(advice, done.err)
+
     def test_what_is_printed_is_a_file_that_gives_the_same(self):
         done = self.print_config(MODEL_A, "--no-prefix-cache", "--max-context", 128,
                                  "--model-roots", "/,/tmp", "--logprobs-mode",
