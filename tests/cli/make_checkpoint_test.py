@@ -1,11 +1,15 @@
 """`make-checkpoint`: random models that open, swap and generate, and flags that are wrong."""
 
+import base64
+import collections
 import json
 import resource
 import shutil
+import struct
 import subprocess
 
 import harness
+import serve_test
 from harness import MODEL_A, PROGRAM, run
 
 
@@ -35,6 +39,28 @@ class MakeCheckpoint(harness.TestCase):
         for value in sums:  # 63 predictions of 1024 tokens: worse than chance, and not absurd
             self.assertLess(-63 * 25, value)
             self.assertLess(value, -63 * 3)
+
+    def test_its_router_spreads_over_all_experts_and_it_is_served_on_ids(self):
+        a, _ = self.make("--like", "tiny")
+        server = serve_test.Server(self, model=str(a))
+        counts = collections.Counter()
+        for seed in range(8):
+            body = {"input_ids": [(37 * i + 101 * seed) % 1024 for i in range(60)],
+                    "sampling_params": {"max_new_tokens": 4, "ignore_eos": True},
+                    "return_routed_experts": True}
+            status, text = server.ask("/generate", body)
+            self.assertEqual(status, 200, text)
+            reply = json.loads(text)
+            self.assertEqual((reply["text"], len(reply["output_ids"])), ("", 4))
+            experts = base64.b64decode(reply["meta_info"]["routed_experts"])
+            counts.update(struct.unpack(f"<{len(experts) // 4}i", experts))
+        self.assertEqual(sorted(counts), list(range(8)))
+        for count in counts.values():  # an even share is an eighth
+            self.assertGreater(count, sum(counts.values()) / 8 / 3)
+            self.assertLess(count, sum(counts.values()) / 8 * 3)
+        status, text = server.ask("/v1/completions", {"prompt": "To be"})
+        self.assertEqual(status, 400, text)
+        self.assertIn("tokenizer.json does not exist", text)
 
     def test_a_borrowed_tokenizer_makes_it_take_text(self):
         a, _ = self.make("--like", "tiny")
