@@ -13,7 +13,8 @@ constexpr std::array<std::string_view, kFaultKinds> kNames = {
     "zero-tensor",       "tensor-missing",  "tensor-unknown",   "tensor-twice",
     "wrong-dtype",       "wrong-shape",     "wrong-config",     "no-directory",
     "header-garbage",    "other-constants", "scope-cuts-unit",  "scope-unknown",
-    "part-of-poisoned",  "abort-when-ready", "stray-write"};
+    "part-of-poisoned",  "abort-when-ready", "stray-write",     "push-cut-short",
+    "push-refused"};
 constexpr std::array<std::string_view, kOutcomes> kColumns = {
     "fired", "refused", "rolled back", "poisoned", "recovered", "committed", "served on"};
 
@@ -34,6 +35,7 @@ void FaultTable::add(const FaultTable& other) {
   steps += other.steps;
   tokens += other.tokens;
   reloads += other.reloads;
+  pushes += other.pushes;
   commits += other.commits;
   preemptions += other.preemptions;
   prefix_hits += other.prefix_hits;
@@ -46,10 +48,11 @@ std::string FaultTable::to_text() const {
     text += fmt::format("\n{:18}", kNames[kind]);
     for (const std::uint64_t count : counts[kind]) text += fmt::format(" {:>11}", count);
   }
-  return text + fmt::format("\n{} seeds, {} events, {} steps, {} tokens, {} reloads, {} commits, "
+  return text + fmt::format("\n{} seeds, {} events, {} steps, {} tokens, {} reloads ({} "
+                            "pushed), {} commits, "
                             "{} preemptions, {} prompt tokens from the cache\n",
-                            seeds, events, steps, tokens, reloads, commits, preemptions,
-                            prefix_hits);
+                            seeds, events, steps, tokens, reloads, pushes, commits,
+                            preemptions, prefix_hits);
 }
 
 }  // namespace holdfast::sim

@@ -48,9 +48,12 @@ enum class FaultKind : std::uint8_t {
   // From outside of the reload.
   kAbortWhenReady,
   kStrayWrite,
+  // Of whoever pushes.
+  kPushCutShort,
+  kPushRefused,  // bytes that came before, or belong nowhere
   kNone = 255,  // not in the table
 };
-inline constexpr std::size_t kFaultKinds = static_cast<std::size_t>(FaultKind::kStrayWrite) + 1;
+inline constexpr std::size_t kFaultKinds = static_cast<std::size_t>(FaultKind::kPushRefused) + 1;
 std::string_view fault_kind_name(FaultKind kind);  // "allocation-fails", ...
 
 enum class Outcome : std::uint8_t {
@@ -68,6 +71,7 @@ inline constexpr std::size_t kOutcomes = static_cast<std::size_t>(Outcome::kServ
 struct FaultTable {
   std::array<std::array<std::uint64_t, kOutcomes>, kFaultKinds> counts = {};
   std::uint64_t seeds = 0, events = 0, steps = 0, tokens = 0, reloads = 0, commits = 0;
+  std::uint64_t pushes = 0;  // of the reloads
   std::uint64_t preemptions = 0, prefix_hits = 0;
 
   std::uint64_t& at(FaultKind kind, Outcome outcome) {

@@ -106,6 +106,7 @@ Status Simulation::begin_reload(bool may_fail) {
   seen_ = ReloadPhase::kStaging;
   nested_steps_ = 0;
   ++table_.reloads;
+  if (may_push(choice) && !one_in(4)) return push_reload(may_fail);
   const Status begun = core_->begin_reload(choice.directory, choice.options);
   if (!begun.ok()) return violation("begin_reload: " + begun.error().to_string());
   HF_TRY(nested_violation_);

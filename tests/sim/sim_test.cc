@@ -22,6 +22,7 @@ TEST(Simulation, OfFixedSeedsBreaksNoInvariant) {
     EXPECT_TRUE(status.ok()) << describe_violation(options, status.error());
   }
   EXPECT_GT(table.commits, kFixedSeeds);
+  EXPECT_GT(table.pushes, kFixedSeeds / 2);
   EXPECT_GT(table.tokens, 10 * kFixedSeeds);
 }
 

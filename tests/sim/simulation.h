@@ -126,6 +126,12 @@ class Simulation {
   void end_computed_under(std::uint64_t commit_serial);
   void note(const Fired& kinds, Outcome outcome);
 
+  // push_events.cc
+  bool may_push(const ReloadChoice& choice) const;
+  Status push_reload(bool may_fail);
+  Status push_tensor(std::uint64_t id, reload::Source& source, std::size_t index);
+  Status between_pushes(std::uint64_t id, const reload::SourceTensor& pushed);
+
   // reload_choice.cc: what to reload, from where, how, and what goes wrong with it.
   ReloadChoice draw_reload(bool may_fail);
   FaultKind draw_reload_fault();  // kNone: none
