@@ -11,6 +11,12 @@ namespace holdfast::experts {
 std::unique_ptr<ExpertsBackend> make_reference_backend();
 // Weights packed in tiles of 16 rows, one row to a lane, Highway on all workers.
 std::unique_ptr<ExpertsBackend> make_holdfast_backend();
+// As the field's kernels keep them; each file says how. CPU.
+std::unique_ptr<ExpertsBackend> make_cutlass_backend();
+std::unique_ptr<ExpertsBackend> make_trtllm_backend();
+std::unique_ptr<ExpertsBackend> make_marlin_backend();
+std::unique_ptr<ExpertsBackend> make_machete_backend();
+std::unique_ptr<ExpertsBackend> make_unquantised_backend();
 // Weights as the checkpoint holds them, tensor cores. Asserts that the build has CUDA.
 std::unique_ptr<ExpertsBackend> make_gpu_backend();
 

@@ -2,12 +2,7 @@
 //   activation[p] = swiglu(gate_e x + bias, up_e x + bias)    (semantics.md 3.7)
 //   down_out[p]   = down_e activation[p] + bias
 //   out[r]        = residual[r] + sum_k weights[r, k] down_out[r, k]
-//
-// A tile of 16 rows meets up to kMaxTokens of its expert's tokens while its codes are decoded once.
-// Per (row, token) the additions have one order, whatever the number of tokens: eight columns are
-// added up from a zero start, times the block's scale for MXFP4, and then added to the row's sum.
-// So a pair's bits depend on its own x and expert alone. Codes and scales decode exactly; the sum
-// of eight products before the scale differs from the reference only in rounding.
+// The products of tiles are in cpu_tiles-inl.h.
 #include "ops/cpu/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -19,6 +14,7 @@
 #include "hwy/contrib/math/math-inl.h"
 #include "experts/cpu_kernels.h"
 #include "experts/cpu_packing.h"
+#include "experts/round_inputs.h"
 #include "tensor/codecs.h"
 
 #ifndef HF_EXPERTS_CPU_KERNELS_ONCE
@@ -45,13 +41,6 @@ struct Range {
   std::int64_t end = 0;
 };
 
-// Where a kernel finds the input row of a pair: row pair / pairs_per_row of x.
-struct Inputs {
-  const float* x = nullptr;
-  std::int64_t length = 0;
-  std::int64_t pairs_per_row = 1;
-};
-
 // Some tokens of one expert: where each row of x starts and which pair it belongs to.
 struct Tokens {
   const float* x[kMaxTokens];
@@ -62,176 +51,10 @@ struct Tokens {
 }  // namespace holdfast::experts::cpu
 #endif
 
+#include "experts/cpu_tiles-inl.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace holdfast::experts::cpu::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
-
-// At most one tile wide; narrower vectors take the tile in parts.
-using F32 = hn::CappedTag<float, 16>;
-using U32 = hn::RebindToUnsigned<F32>;
-using VF = hn::Vec<F32>;
-using VU = hn::Vec<U32>;
-
-// The value of the lowest nibble of each lane; the bits above it are ignored.
-HWY_INLINE VF decode_nibble(VU lanes) {
-  const F32 df;
-  const U32 du;
-#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2
-  const VF table = hn::Load(df, kE2M1);
-  // The hardware ignores index bits above the table; Highway's debug checks do not.
-  const VU index = HWY_IS_DEBUG_BUILD ? hn::And(lanes, hn::Set(du, MaxLanes(df) - 1)) : lanes;
-  const VF value = hn::TableLookupLanes(table, hn::IndicesFromVec(df, index));
-  if (MaxLanes(df) == 16) return value;
-  // Eight lanes hold the magnitudes alone.
-  const VU sign = hn::ShiftLeft<28>(hn::And(lanes, hn::Set(du, 8u)));
-  return hn::BitCast(df, hn::Or(hn::BitCast(du, value), sign));
-#else
-  // From code 2 on a magnitude is the float32 whose exponent and top mantissa bit it holds.
-  const hn::RebindToSigned<F32> di;
-  const VU code = hn::And(lanes, hn::Set(du, 7u));
-  const VF large = hn::BitCast(df, hn::Add(hn::ShiftLeft<22>(code), hn::Set(du, 0x3F000000u)));
-  const VF small = hn::Mul(hn::ConvertTo(df, hn::BitCast(di, code)), hn::Set(df, 0.5f));
-  const auto is_large = hn::Gt(hn::BitCast(di, code), hn::Set(di, 1));
-  const VF value = hn::IfThenElse(hn::RebindMask(df, is_large), large, small);
-  const VU sign = hn::ShiftLeft<28>(hn::And(lanes, hn::Set(du, 8u)));
-  return hn::BitCast(df, hn::Or(hn::BitCast(du, value), sign));
-#endif
-}
-
-// e8m0: 2^(b - 127) exactly, 2^-127 (subnormal) for 0, NaN for 255.
-HWY_INLINE VF decode_scales(const std::uint8_t* from) {
-  const F32 df;
-  const U32 du;
-  const hn::Rebind<std::uint8_t, F32> du8;
-  const VU b = hn::PromoteTo(du, hn::LoadU(du8, from));
-  const VU power = hn::Max(hn::ShiftLeft<23>(b), hn::Set(du, 0x00400000u));
-  const VU nan_bit = hn::ShiftRight<8>(hn::Add(b, hn::Set(du, 1u)));
-  return hn::BitCast(df, hn::Or(power, nan_bit));
-}
-
-// sums[t * kTile + row] = tile . x[t], for an MXFP4 tile of `columns`.
-struct Mxfp4Tile {
-  template <int kTokens>
-  static HWY_INLINE void times(const Matrix& matrix, std::int64_t tile, std::int64_t columns,
-                               const Tokens& tokens, float* sums) {
-    const F32 df;
-    const U32 du;
-    const int lanes = static_cast<int>(hn::Lanes(df));
-    const std::int64_t blocks = columns / tensor::kMxBlock;
-    const auto* codes = reinterpret_cast<const std::uint32_t*>(matrix.weights) +
-                        tile * blocks * (kBlockCodeBytes / 4);
-    const std::uint8_t* scales = matrix.scales + tile * blocks * kTileRows;
-    for (int part = 0; part < kTile; part += lanes) {
-      VF sum[kTokens];
-#pragma GCC unroll 8
-      for (int t = 0; t < kTokens; ++t) sum[t] = hn::Zero(df);
-      for (std::int64_t b = 0; b < blocks; ++b) {
-        const VF scale = decode_scales(scales + b * kTileRows + part);
-        for (int v = 0; v < 4; ++v) {
-          const std::uint32_t* group = codes + (b * 4 + v) * kTile + part;
-          __builtin_prefetch(group + kPrefetchBytes / sizeof(*group), 0, 2);
-          const VU packed = hn::LoadU(du, group);
-          const VF w0 = decode_nibble(packed);
-          const VF w1 = decode_nibble(hn::ShiftRight<4>(packed));
-          const VF w2 = decode_nibble(hn::ShiftRight<8>(packed));
-          const VF w3 = decode_nibble(hn::ShiftRight<12>(packed));
-          const VF w4 = decode_nibble(hn::ShiftRight<16>(packed));
-          const VF w5 = decode_nibble(hn::ShiftRight<20>(packed));
-          const VF w6 = decode_nibble(hn::ShiftRight<24>(packed));
-          const VF w7 = decode_nibble(hn::ShiftRight<28>(packed));
-#pragma GCC unroll 8
-          for (int t = 0; t < kTokens; ++t) {
-            const float* x = tokens.x[t] + b * tensor::kMxBlock + v * 8;
-            VF p = hn::Mul(w0, hn::Set(df, x[0]));
-            p = hn::MulAdd(w1, hn::Set(df, x[1]), p);
-            p = hn::MulAdd(w2, hn::Set(df, x[2]), p);
-            p = hn::MulAdd(w3, hn::Set(df, x[3]), p);
-            p = hn::MulAdd(w4, hn::Set(df, x[4]), p);
-            p = hn::MulAdd(w5, hn::Set(df, x[5]), p);
-            p = hn::MulAdd(w6, hn::Set(df, x[6]), p);
-            p = hn::MulAdd(w7, hn::Set(df, x[7]), p);
-            sum[t] = hn::MulAdd(p, scale, sum[t]);
-          }
-        }
-      }
-#pragma GCC unroll 8
-      for (int t = 0; t < kTokens; ++t) hn::StoreU(sum[t], df, sums + t * kTile + part);
-    }
-  }
-};
-
-HWY_INLINE VF load_bf16(const std::uint16_t* from) {
-  const U32 du;
-  const hn::Rebind<std::uint16_t, F32> du16;
-  return hn::BitCast(F32(), hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(du16, from))));
-}
-
-// As Mxfp4Tile, for a bf16 tile.
-struct Bf16Tile {
-  template <int kTokens>
-  static HWY_INLINE void times(const Matrix& matrix, std::int64_t tile, std::int64_t columns,
-                               const Tokens& tokens, float* sums) {
-    const F32 df;
-    const int lanes = static_cast<int>(hn::Lanes(df));
-    const auto* weights =
-        reinterpret_cast<const std::uint16_t*>(matrix.weights) + tile * columns * kTile;
-    for (int part = 0; part < kTile; part += lanes) {
-      VF sum[kTokens];
-#pragma GCC unroll 8
-      for (int t = 0; t < kTokens; ++t) sum[t] = hn::Zero(df);
-      for (std::int64_t first = 0; first < columns; first += 8) {
-        const std::int64_t end = std::min<std::int64_t>(first + 8, columns);
-        VF p[kTokens];
-#pragma GCC unroll 8
-        for (int t = 0; t < kTokens; ++t) p[t] = hn::Zero(df);
-        for (std::int64_t k = first; k < end; ++k) {
-          const std::uint16_t* column = weights + k * kTile + part;
-          __builtin_prefetch(column + kPrefetchBytes / sizeof(*column), 0, 2);
-          const VF w = load_bf16(column);
-#pragma GCC unroll 8
-          for (int t = 0; t < kTokens; ++t) {
-            p[t] = hn::MulAdd(w, hn::Set(df, tokens.x[t][k]), p[t]);
-          }
-        }
-#pragma GCC unroll 8
-        for (int t = 0; t < kTokens; ++t) sum[t] = hn::Add(sum[t], p[t]);
-      }
-#pragma GCC unroll 8
-      for (int t = 0; t < kTokens; ++t) hn::StoreU(sum[t], df, sums + t * kTile + part);
-    }
-  }
-};
-
-// One function per token count: each decodes the tile once for all of its tokens.
-template <class Tile, int kTokens>
-HWY_NOINLINE void tile_times(const Matrix& matrix, std::int64_t tile, std::int64_t columns,
-                             const Tokens& tokens, float* sums) {
-  Tile::template times<kTokens>(matrix, tile, columns, tokens, sums);
-}
-
-template <class Tile>
-HWY_INLINE void multiply(const Matrix& matrix, std::int64_t tile, std::int64_t columns,
-                         const Tokens& tokens, float* sums) {
-  switch (tokens.count) {
-    case 1: return tile_times<Tile, 1>(matrix, tile, columns, tokens, sums);
-    case 2: return tile_times<Tile, 2>(matrix, tile, columns, tokens, sums);
-    case 3: return tile_times<Tile, 3>(matrix, tile, columns, tokens, sums);
-    case 4: return tile_times<Tile, 4>(matrix, tile, columns, tokens, sums);
-    case 5: return tile_times<Tile, 5>(matrix, tile, columns, tokens, sums);
-    case 6: return tile_times<Tile, 6>(matrix, tile, columns, tokens, sums);
-    case 7: return tile_times<Tile, 7>(matrix, tile, columns, tokens, sums);
-    default: return tile_times<Tile, 8>(matrix, tile, columns, tokens, sums);
-  }
-}
-
-HWY_INLINE void tile_product(const Matrix& matrix, std::int64_t tile, std::int64_t columns,
-                             const Tokens& tokens, float* sums) {
-  if (matrix.scales != nullptr) {
-    multiply<Mxfp4Tile>(matrix, tile, columns, tokens, sums);
-  } else {
-    multiply<Bf16Tile>(matrix, tile, columns, tokens, sums);
-  }
-}
 
 // The constants of one expert.
 struct Swiglu {
@@ -257,49 +80,76 @@ HWY_INLINE void swiglu_tile(const float* gate, const float* up, Swiglu constants
   }
 }
 
-// sums[t * kTile + row] += bias[row * stride], rows past the matrix left alone.
-HWY_INLINE void add_bias(const std::uint16_t* bias, std::int64_t stride, std::int64_t rows,
-                         const Tokens& tokens, float* sums) {
+// Where a tile lies: which expert, and which tile of its matrix of `rows` rows.
+struct Place {
+  std::int64_t expert = 0;
+  std::int64_t tile = 0;
+  std::int64_t rows = 0;
+
+  std::int64_t first_row() const { return tile * kTile; }
+  std::int64_t rows_here() const { return std::min<std::int64_t>(kTile, rows - first_row()); }
+  std::int64_t tiles() const { return (rows + kTile - 1) / kTile; }
+};
+
+// sums *= the scales of the rows and of the matrix, then += bias; rows past the matrix are left.
+HWY_INLINE void finish_tile(const Matrix& matrix, const Place& place, const Tokens& tokens,
+                            float* sums) {
+  const std::int64_t rows = place.rows_here();
+  if (matrix.row_scales != nullptr) {
+    const float* scales =
+        matrix.row_scales + (place.expert * place.tiles() + place.tile) * kTile;
+    for (int t = 0; t < tokens.count; ++t) {
+      for (std::int64_t row = 0; row < rows; ++row) sums[t * kTile + row] *= scales[row];
+    }
+  }
+  if (matrix.alpha != nullptr) {
+    const float alpha = matrix.alpha[place.expert];
+    for (std::int64_t i = 0; i < tokens.count * kTile; ++i) sums[i] *= alpha;
+  }
+  if (matrix.bias == nullptr) return;
+  const std::uint16_t* bias = matrix.bias + matrix.first_tile +
+                              (place.expert * place.rows + place.first_row()) * matrix.tile_step;
   for (std::int64_t row = 0; row < rows; ++row) {
-    const float value = tensor::bf16_to_f32(bias[row * stride]);
+    const float value = tensor::bf16_to_f32(bias[row * matrix.tile_step]);
     for (int t = 0; t < tokens.count; ++t) sums[t * kTile + row] += value;
   }
+}
+
+// sums = the tile's rows of matrix x + bias
+HWY_INLINE void run_tile(const Matrix& matrix, const Place& place, std::int64_t columns,
+                         const Tokens& tokens, float* sums) {
+  const std::int64_t tile = place.expert * place.tiles() + place.tile;
+  tile_product(matrix, tile * matrix.tile_step + matrix.first_tile, columns, tokens, sums);
+  finish_tile(matrix, place, tokens, sums);
 }
 
 // One gate tile and its up tile for some tokens of one expert.
 HWY_INLINE void gate_up_tile(const GateUpArgs& args, std::int64_t expert, std::int64_t tile,
                              const Tokens& tokens) {
   const std::int64_t intermediate = args.shape.intermediate;
-  const std::int64_t tiles = (intermediate + kTile - 1) / kTile;
-  const std::int64_t first = tile * kTile;
-  const std::int64_t rows = std::min<std::int64_t>(kTile, intermediate - first);
-  const std::uint16_t* bias = args.gate_up.bias + (expert * intermediate + first) * 2;
+  const Place place{expert, tile, intermediate};
   HWY_ALIGN float gate[kMaxTokens * kTile];
   HWY_ALIGN float up[kMaxTokens * kTile];
-  const std::int64_t packed_tile = (expert * tiles + tile) * 2;
-  tile_product(args.gate_up, packed_tile, args.shape.hidden, tokens, gate);
-  tile_product(args.gate_up, packed_tile + 1, args.shape.hidden, tokens, up);
-  add_bias(bias, 2, rows, tokens, gate);
-  add_bias(bias + 1, 2, rows, tokens, up);
+  run_tile(args.gate, place, args.shape.hidden, tokens, gate);
+  run_tile(args.up, place, args.shape.hidden, tokens, up);
   const Swiglu constants{args.alpha[expert], args.beta[expert], args.limit[expert]};
   for (int t = 0; t < tokens.count; ++t) {
     HWY_ALIGN float values[kTile];
     swiglu_tile(gate + t * kTile, up + t * kTile, constants, values);
-    std::copy_n(values, rows, args.activation + tokens.pair[t] * intermediate + first);
+    std::copy_n(values, place.rows_here(),
+                args.activation + tokens.pair[t] * intermediate + place.first_row());
   }
 }
 
 HWY_INLINE void down_tile(const DownArgs& args, std::int64_t expert, std::int64_t tile,
                           const Tokens& tokens) {
   const std::int64_t hidden = args.shape.hidden;
-  const std::int64_t tiles = (hidden + kTile - 1) / kTile;
-  const std::int64_t first = tile * kTile;
-  const std::int64_t rows = std::min<std::int64_t>(kTile, hidden - first);
+  const Place place{expert, tile, hidden};
   HWY_ALIGN float sums[kMaxTokens * kTile];
-  tile_product(args.down, expert * tiles + tile, args.shape.intermediate, tokens, sums);
-  add_bias(args.down.bias + expert * hidden + first, 1, rows, tokens, sums);
+  run_tile(args.down, place, args.shape.intermediate, tokens, sums);
   for (int t = 0; t < tokens.count; ++t) {
-    std::copy_n(sums + t * kTile, rows, args.down_out + tokens.pair[t] * hidden + first);
+    std::copy_n(sums + t * kTile, place.rows_here(),
+                args.down_out + tokens.pair[t] * hidden + place.first_row());
   }
 }
 
@@ -334,15 +184,13 @@ HWY_INLINE void for_tiles(const Groups& groups, std::int64_t expert_count, const
 }
 
 void gate_up_tiles(const GateUpArgs& args, Range tiles) {
-  const Inputs inputs{args.x, args.shape.hidden, args.shape.experts_per_token};
-  for_tiles(args.groups, args.shape.expert_count, inputs, tiles,
+  for_tiles(args.groups, args.shape.expert_count, args.inputs, tiles,
             [&](std::int64_t expert, std::int64_t tile, const Tokens& tokens)
                 HWY_ATTR { gate_up_tile(args, expert, tile, tokens); });
 }
 
 void down_tiles(const DownArgs& args, Range tiles) {
-  const Inputs inputs{args.activation, args.shape.intermediate, 1};
-  for_tiles(args.groups, args.shape.expert_count, inputs, tiles,
+  for_tiles(args.groups, args.shape.expert_count, args.inputs, tiles,
             [&](std::int64_t expert, std::int64_t tile, const Tokens& tokens)
                 HWY_ATTR { down_tile(args, expert, tile, tokens); });
 }
@@ -417,6 +265,36 @@ void group_pairs(const GroupArgs& args, device::WorkerPool&) {
   // Every begin has moved to its group's end, which is the next group's begin.
   for (std::int64_t e = shape.expert_count; e > 0; --e) begin[e] = begin[e - 1];
   begin[0] = 0;
+}
+
+namespace {
+
+void prepare_pair(const PrepareArgs& args, std::int64_t pair) {
+  const std::int64_t expert = args.ids[pair];
+  const std::int64_t length = args.from.length;
+  const float* from = args.from.x + pair / args.from.pairs_per_row * length;
+  float* to = args.to + pair * length;
+  if (args.order != nullptr) {
+    const std::int32_t* order = args.order + expert * length;
+    for (std::int64_t k = 0; k < length; ++k) to[k] = from[order[k]];
+    from = to;
+  }
+  const RoundRule rule{.scheme = static_cast<config::ActivationScheme>(args.activations),
+                       .input_scale = InputScale::kLeftOut};
+  const float scale = args.input_scale == nullptr ? 1.0f : args.input_scale[expert];
+  round_row(rule, scale, {from, static_cast<std::size_t>(length)}, to);
+}
+
+}  // namespace
+
+void prepare_inputs(const PrepareArgs& args, device::WorkerPool& workers) {
+  const std::int64_t pairs =
+      active_row_count(args.active_rows, args.shape) * args.shape.experts_per_token;
+  workers.parallel_for(pairs, 1, [&](std::int64_t begin, std::int64_t end, int) {
+    for (std::int64_t pair = begin; pair < end; ++pair) {
+      if (is_expert(args.ids[pair], args.shape)) prepare_pair(args, pair);
+    }
+  });
 }
 
 void gate_up(const GateUpArgs& args, device::WorkerPool& workers) {

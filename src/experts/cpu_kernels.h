@@ -1,6 +1,6 @@
 // The kernels of the holdfast backend on the CPU, in launch order: group the (row, slot) pairs by
-// expert, gate_up with SwiGLU, down, combine. Launched by the backend; free of state, no
-// allocation.
+// expert, prepare the inputs, gate_up with SwiGLU, prepare again, down, combine. Launched by the
+// backend; free of state, no allocation.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,33 @@
 
 namespace holdfast::experts::cpu {
 
-// One packed matrix of every expert (cpu_packing.h). Bias bf16 [E, rows] as in the checkpoint.
+// What the tiles of a matrix hold (cpu_packing.h).
+enum class Codec : std::int64_t { kBF16, kF16, kF32, kE4M3, kE2M1, kInt4 };
+// The scales of groups of columns.
+enum class GroupScale : std::int64_t {
+  kNone,
+  kE8M0,  // a byte for each row
+  kE4M3,  // a byte for each row
+  kF16,   // for each row
+  kBF16,
+  kF32,
+  kF32Tile,  // f32, one for the tile
+};
+
+// One packed matrix of every expert. Tile t of it is number t * tile_step + first_tile of the slot,
+// row r's bias number r * tile_step + first_tile: fused, gate and up alternate.
 struct Matrix {
-  const std::byte* weights = nullptr;    // codes, or bf16 when scales is null
-  const std::uint8_t* scales = nullptr;
-  const std::uint16_t* bias = nullptr;
+  Codec codec = Codec::kBF16;
+  GroupScale group_scale = GroupScale::kNone;
+  std::int64_t group = 0;  // columns to a scale
+  std::int64_t tile_step = 1;
+  std::int64_t first_tile = 0;
+  const std::byte* weights = nullptr;
+  const std::byte* scales = nullptr;
+  const std::uint8_t* zeros = nullptr;    // kInt4; null: 8
+  const float* row_scales = nullptr;      // f32 [E, tiles, 16], or null
+  const float* alpha = nullptr;           // f32 [E], of the whole matrix, or null
+  const std::uint16_t* bias = nullptr;    // bf16 [E, rows], or null
 };
 
 // n rows; a pair is row * experts_per_token + slot.
@@ -32,6 +54,13 @@ struct Groups {
   const std::int32_t* pairs = nullptr;  // i32 [n * K]
 };
 
+// Where a product finds the input row of a pair: row pair / pairs_per_row of x, f32 [*, length].
+struct Inputs {
+  const float* x = nullptr;
+  std::int64_t length = 0;
+  std::int64_t pairs_per_row = 1;
+};
+
 // Each kernel's arguments hold the addresses that it reads or writes and no others: a capture
 // checks every word in them against the declared operands, so there is no padding either.
 struct GroupArgs {
@@ -42,10 +71,22 @@ struct GroupArgs {
   std::int32_t* group_pairs = nullptr;
 };
 
+// to[pair] = the input row of each pair, its columns in the order of its expert's matrix, rounded.
+struct PrepareArgs {
+  MoeShape shape;
+  Inputs from;
+  std::int64_t activations = 0;              // config::ActivationScheme
+  const std::int32_t* order = nullptr;       // i32 [E, length]: the source of each column, or null
+  const float* input_scale = nullptr;        // f32 [E], or null
+  const std::int32_t* ids = nullptr;
+  const std::int32_t* active_rows = nullptr;
+  float* to = nullptr;                       // f32 [n * K, length]
+};
+
 struct GateUpArgs {
   MoeShape shape;
-  const float* x = nullptr;
-  Matrix gate_up;
+  Inputs inputs;
+  Matrix gate, up;
   const float* alpha = nullptr;
   const float* beta = nullptr;
   const float* limit = nullptr;
@@ -55,7 +96,7 @@ struct GateUpArgs {
 
 struct DownArgs {
   MoeShape shape;
-  const float* activation = nullptr;
+  Inputs inputs;
   Matrix down;
   Groups groups;
   float* down_out = nullptr;  // f32 [n * K, H], bias included
@@ -72,11 +113,13 @@ struct CombineArgs {
 };
 
 static_assert(std::has_unique_object_representations_v<GroupArgs> &&
+              std::has_unique_object_representations_v<PrepareArgs> &&
               std::has_unique_object_representations_v<GateUpArgs> &&
               std::has_unique_object_representations_v<DownArgs> &&
               std::has_unique_object_representations_v<CombineArgs>);
 
 void group_pairs(const GroupArgs& args, device::WorkerPool& workers);
+void prepare_inputs(const PrepareArgs& args, device::WorkerPool& workers);
 void gate_up(const GateUpArgs& args, device::WorkerPool& workers);
 void down(const DownArgs& args, device::WorkerPool& workers);
 void combine(const CombineArgs& args, device::WorkerPool& workers);

@@ -2,8 +2,9 @@
 
 #include <cstring>
 
+#include "base/assert.h"
+#include "base/error.h"
 #include "device/cpu/cpu_device.h"
-#include "ops/check.h"
 #include "tensor/codecs.h"
 
 namespace holdfast::experts {
@@ -24,151 +25,200 @@ std::int64_t PackedShape::source_row(std::int64_t tile, std::int64_t lane) const
   return row < rows ? row : -1;
 }
 
-Shape packed_codes_shape(const PackedShape& matrix, std::int64_t experts) {
-  return {experts, matrix.tiles(), matrix.columns / tensor::kMxBlock, kBlockCodeBytes};
+UnitLayout row_major_units(std::int64_t unit_bytes, std::int64_t units) {
+  return {.unit_bytes = unit_bytes, .units = units, .row_stride = units, .unit_stride = 1};
 }
 
-Shape packed_scales_shape(const PackedShape& matrix, std::int64_t experts) {
-  return {experts, matrix.tiles(), matrix.columns / tensor::kMxBlock, kTileRows};
-}
-
-Shape packed_bf16_shape(const PackedShape& matrix, std::int64_t experts) {
-  return {experts, matrix.tiles(), matrix.columns, kTileRows};
+UnitLayout input_major_units(std::int64_t unit_bytes, std::int64_t units, std::int64_t rows) {
+  return {.unit_bytes = unit_bytes, .units = units, .row_stride = 1, .unit_stride = rows};
 }
 
 namespace {
 
-struct PackArgs {
+struct UnitArgs {
   PackedShape matrix;
+  UnitLayout layout;
   std::int64_t experts = 0;
   const std::byte* from = nullptr;
   std::byte* to = nullptr;
 };
 
-// The rows of one tile in the checkpoint's matrix; nullptr for padding.
-struct TileRows {
-  const std::byte* row[kTileRows];
-};
-
-TileRows tile_rows(const PackArgs& args, std::int64_t index, std::int64_t row_bytes) {
-  const std::int64_t expert = index / args.matrix.tiles();
-  const std::int64_t tile = index % args.matrix.tiles();
-  TileRows rows{};
-  for (std::int64_t lane = 0; lane < kTileRows; ++lane) {
-    const std::int64_t row = args.matrix.source_row(tile, lane);
-    if (row >= 0) rows.row[lane] = args.from + (expert * args.matrix.rows + row) * row_bytes;
-  }
-  return rows;
-}
-
-// Transposes units of kUnitBytes: to[unit][lane] = row[lane][unit].
+// to[unit][lane] = row[lane][unit] for one tile.
 template <std::size_t kUnitBytes>
-void transpose_tile(const TileRows& rows, std::int64_t units, std::byte* to) {
-  for (std::int64_t unit = 0; unit < units; ++unit) {
-    for (const std::byte* row : rows.row) {
+void pack_tile(const UnitArgs& args, std::int64_t index) {
+  const PackedShape& matrix = args.matrix;
+  const UnitLayout& layout = args.layout;
+  const std::int64_t expert = index / matrix.tiles();
+  const std::int64_t tile = index % matrix.tiles();
+  constexpr auto kBytes = static_cast<std::int64_t>(kUnitBytes);
+  const std::byte* rows[kTileRows];
+  for (std::int64_t lane = 0; lane < kTileRows; ++lane) {
+    const std::int64_t row = matrix.source_row(tile, lane);
+    rows[lane] = row < 0 ? nullptr
+                         : args.from + (expert * matrix.rows * layout.units +
+                                        row * layout.row_stride) * kBytes;
+  }
+  std::byte* to = args.to + index * layout.units * kTileRows * kBytes;
+  for (std::int64_t unit = 0; unit < layout.units; ++unit) {
+    const std::int64_t offset = unit * layout.unit_stride * kBytes;
+    for (const std::byte* row : rows) {
       if (row == nullptr) {
         std::memset(to, 0, kUnitBytes);
       } else {
-        std::memcpy(to, row + unit * static_cast<std::int64_t>(kUnitBytes), kUnitBytes);
+        std::memcpy(to, row + offset, kUnitBytes);
       }
       to += kUnitBytes;
     }
   }
 }
 
-// Every tile of every expert whose rows lie contiguously in the source, in units of kUnitBytes.
-template <std::size_t kUnitBytes>
-void run_transpose(const PackArgs& args, device::WorkerPool& workers) {
-  const std::int64_t units_per_block = kUnitBytes == 1 ? 1 : 4;
-  const std::int64_t units = args.matrix.columns / tensor::kMxBlock * units_per_block;
-  const std::int64_t row_bytes = units * static_cast<std::int64_t>(kUnitBytes);
+void run_units(const UnitArgs& args, device::WorkerPool& workers) {
+  const auto pack = args.layout.unit_bytes == 1   ? &pack_tile<1>
+                    : args.layout.unit_bytes == 2 ? &pack_tile<2>
+                                                  : &pack_tile<4>;
   workers.parallel_for(args.experts * args.matrix.tiles(), 1,
                        [&](std::int64_t begin, std::int64_t end, int) {
-                         for (std::int64_t tile = begin; tile < end; ++tile) {
-                           transpose_tile<kUnitBytes>(tile_rows(args, tile, row_bytes), units,
-                                                      args.to + tile * kTileRows * row_bytes);
-                         }
+                         for (std::int64_t tile = begin; tile < end; ++tile) pack(args, tile);
                        });
 }
 
-// Columns [0, K) of one tile of an input-major bf16 matrix [K, rows].
-void pack_bf16_tile(const PackArgs& args, std::int64_t index) {
+struct NibbleArgs {
+  PackedShape matrix;
+  std::int64_t experts = 0;
+  const std::uint8_t* from = nullptr;
+  const std::int32_t* order = nullptr;  // null: as they are
+  std::uint32_t* to = nullptr;
+};
+
+void pack_nibble_tile(const NibbleArgs& args, std::int64_t index) {
   const PackedShape& matrix = args.matrix;
   const std::int64_t expert = index / matrix.tiles();
-  const std::int64_t tile = index % matrix.tiles();
-  const auto* from = reinterpret_cast<const std::uint16_t*>(args.from) +
-                     expert * matrix.columns * matrix.rows;
-  auto* to = reinterpret_cast<std::uint16_t*>(args.to) + index * matrix.columns * kTileRows;
-  const std::int64_t first = matrix.source_row(tile, 0);
-  const std::int64_t step = matrix.interleaved ? 2 : 1;
-  std::int64_t count = 0;
-  while (count < kTileRows && matrix.source_row(tile, count) >= 0) ++count;
-  for (std::int64_t k = 0; k < matrix.columns; ++k) {
-    const std::uint16_t* row = from + k * matrix.rows + first;
-    for (std::int64_t lane = 0; lane < count; ++lane) to[lane] = row[lane * step];
-    for (std::int64_t lane = count; lane < kTileRows; ++lane) to[lane] = 0;
-    to += kTileRows;
+  const std::int64_t units = matrix.columns / kCodesPerUnit;
+  std::uint32_t* to = args.to + index * units * kTileRows;
+  for (std::int64_t unit = 0; unit < units; ++unit) {
+    for (std::int64_t lane = 0; lane < kTileRows; ++lane) {
+      const std::int64_t row = matrix.source_row(index % matrix.tiles(), lane);
+      std::uint32_t word = 0;
+      if (row >= 0) {
+        const std::uint8_t* codes = args.from + (expert * matrix.rows + row) * matrix.columns;
+        for (std::int64_t i = 0; i < kCodesPerUnit; ++i) {
+          const std::int64_t column = unit * kCodesPerUnit + i;
+          const std::int64_t source = args.order == nullptr ? column : args.order[column];
+          word |= std::uint32_t{codes[source]} << (4 * i);
+        }
+      }
+      *to++ = word;
+    }
   }
 }
 
-void run_pack_bf16(const PackArgs& args, device::WorkerPool& workers) {
+void run_nibbles(const NibbleArgs& args, device::WorkerPool& workers) {
   workers.parallel_for(args.experts * args.matrix.tiles(), 1,
                        [&](std::int64_t begin, std::int64_t end, int) {
                          for (std::int64_t tile = begin; tile < end; ++tile) {
-                           pack_bf16_tile(args, tile);
+                           pack_nibble_tile(args, tile);
                          }
                        });
 }
 
-// What a packing launches with, and what its views must be.
-struct PackLaunch {
-  const char* name = "";
+struct ScaleArgs {
   PackedShape matrix;
-  DType dtype = DType::kU8;
-  Shape source;
-  Shape packed;
+  ScaleLayout layout;
+  std::int64_t experts = 0;
+  std::int64_t dtype = 0;
+  const std::byte* from = nullptr;
+  float* to = nullptr;
+
+  std::int64_t source_rows() const {
+    return (matrix.rows + layout.rows_per_scale - 1) / layout.rows_per_scale;
+  }
 };
 
-template <auto Function>
-Status pack(device::Stream& stream, const PackLaunch& launch, const TensorView& from,
-            const TensorView& to) {
-  HF_TRY(ops::check_operand(from, {launch.name, "from", {launch.dtype}, launch.source}));
-  HF_TRY(ops::check_operand(to, {launch.name, "to", {launch.dtype}, launch.packed}));
-  const PackArgs args{launch.matrix, from.shape[0], from.address, to.address};
-  return device::launch_cpu<Function>(stream, launch.name, args,
-                                      {device::reads("from", from), device::writes("to", to)});
+void run_scales(const ScaleArgs& args, device::WorkerPool&) {
+  const ScaleLayout& layout = args.layout;
+  const auto dtype = static_cast<DType>(args.dtype);
+  const std::int64_t bytes = tensor::dtype_bits(dtype) / 8;
+  float* to = args.to;
+  for (std::int64_t index = 0; index < args.experts * args.matrix.tiles(); ++index) {
+    const std::int64_t expert = index / args.matrix.tiles();
+    for (std::int64_t group = 0; group < layout.groups; ++group) {
+      for (std::int64_t lane = 0; lane < layout.lanes; ++lane, ++to) {
+        const std::int64_t row = args.matrix.source_row(index % args.matrix.tiles(), lane);
+        *to = 0.0f;
+        if (row < 0) continue;
+        const std::int64_t at =
+            (expert * args.source_rows() + row / layout.rows_per_scale) * layout.groups + group;
+        const Status decoded = tensor::decode_to_f32(dtype, args.from + at * bytes, 1, to);
+        HF_ASSERT(decoded.ok(), "the launch checked the dtype");
+      }
+    }
+  }
+}
+
+Status check_bytes(const char* kernel, const char* operand, const TensorView& view,
+                   std::int64_t bytes) {
+  if (static_cast<std::int64_t>(view.bytes()) == bytes) return {};
+  return make_error(ErrorCode::kMismatch, "{}: operand {} is {} {}: {} bytes, must be {} bytes",
+                    kernel, operand, tensor::dtype_name(view.dtype), view.shape.to_string(),
+                    view.bytes(), bytes);
+}
+
+std::int64_t experts_of(const TensorView& view) {
+  return view.shape.rank() == 0 ? 1 : view.shape[0];
 }
 
 }  // namespace
 
-Status pack_codes(device::Stream& stream, const PackedShape& matrix, const TensorView& from,
-                  const TensorView& to) {
-  constexpr const char* kName = "experts.pack_codes";
-  HF_TRY(ops::check_rank(from, 4, kName, "from"));
-  const std::int64_t experts = from.shape[0];
-  const Shape source{experts, matrix.rows, matrix.columns / tensor::kMxBlock, 16};
-  return pack<&run_transpose<4>>(
-      stream, {kName, matrix, DType::kU8, source, packed_codes_shape(matrix, experts)}, from, to);
+Status pack_units(device::Stream& stream, const PackedShape& matrix, const UnitLayout& layout,
+                  const TensorView& from, const TensorView& to) {
+  constexpr const char* kName = "experts.pack_units";
+  const std::int64_t experts = experts_of(from);
+  const std::int64_t row_bytes = layout.units * layout.unit_bytes;
+  HF_TRY(check_bytes(kName, "from", from, experts * matrix.rows * row_bytes));
+  HF_TRY(check_bytes(kName, "to", to, experts * matrix.tiles() * kTileRows * row_bytes));
+  if (layout.unit_bytes != 1 && layout.unit_bytes != 2 && layout.unit_bytes != 4) {
+    return make_error(ErrorCode::kMismatch, "{}: units of {} bytes, must be 1, 2 or 4", kName,
+                      layout.unit_bytes);
+  }
+  const UnitArgs args{matrix, layout, experts, from.address, to.address};
+  return device::launch_cpu<&run_units>(stream, kName, args,
+                                        {device::reads("from", from), device::writes("to", to)});
 }
 
-Status pack_scales(device::Stream& stream, const PackedShape& matrix, const TensorView& from,
-                   const TensorView& to) {
+Status pack_nibbles(device::Stream& stream, const PackedShape& matrix,
+                    std::span<const std::int32_t> order, const TensorView& from,
+                    const TensorView& to) {
+  constexpr const char* kName = "experts.pack_nibbles";
+  const std::int64_t experts = experts_of(from);
+  HF_TRY(check_bytes(kName, "from", from, experts * matrix.rows * matrix.columns));
+  HF_TRY(check_bytes(kName, "to", to,
+                     experts * matrix.tiles() * kTileRows * matrix.columns / 2));
+  if (!order.empty() && std::ssize(order) != matrix.columns) {
+    return make_error(ErrorCode::kMismatch, "{}: an order of {} columns, the matrix has {}", kName,
+                      order.size(), matrix.columns);
+  }
+  const NibbleArgs args{matrix, experts, from.as<const std::uint8_t>(),
+                        order.empty() ? nullptr : order.data(), to.as<std::uint32_t>()};
+  return device::launch_cpu<&run_nibbles>(
+      stream, kName, args, {device::reads("from", from), device::writes("to", to)});
+}
+
+Status pack_scales(device::Stream& stream, const PackedShape& matrix, const ScaleLayout& layout,
+                   const TensorView& from, const TensorView& to) {
   constexpr const char* kName = "experts.pack_scales";
-  HF_TRY(ops::check_rank(from, 3, kName, "from"));
-  const std::int64_t experts = from.shape[0];
-  const Shape source{experts, matrix.rows, matrix.columns / tensor::kMxBlock};
-  return pack<&run_transpose<1>>(
-      stream, {kName, matrix, DType::kU8, source, packed_scales_shape(matrix, experts)}, from, to);
-}
-
-Status pack_bf16(device::Stream& stream, const PackedShape& matrix, const TensorView& from,
-                 const TensorView& to) {
-  constexpr const char* kName = "experts.pack_bf16";
-  HF_TRY(ops::check_rank(from, 3, kName, "from"));
-  const std::int64_t experts = from.shape[0];
-  const Shape source{experts, matrix.columns, matrix.rows};
-  return pack<&run_pack_bf16>(
-      stream, {kName, matrix, DType::kBF16, source, packed_bf16_shape(matrix, experts)}, from, to);
+  if (from.dtype != DType::kF32 && from.dtype != DType::kF16 && from.dtype != DType::kBF16) {
+    return make_error(ErrorCode::kMismatch, "{}: operand from is {}, must be f32, f16 or bf16",
+                      kName, tensor::dtype_name(from.dtype));
+  }
+  const std::int64_t experts = experts_of(from);
+  const ScaleArgs args{matrix,       layout, experts, static_cast<std::int64_t>(from.dtype),
+                       from.address, to.as<float>()};
+  HF_TRY(check_bytes(kName, "from", from, experts * args.source_rows() * layout.groups *
+                                              tensor::dtype_bits(from.dtype) / 8));
+  HF_TRY(check_bytes(kName, "to", to, experts * matrix.tiles() * layout.groups * layout.lanes *
+                                          static_cast<std::int64_t>(sizeof(float))));
+  return device::launch_cpu<&run_scales>(
+      stream, kName, args, {device::reads("from", from), device::writes("to", to)});
 }
 
 }  // namespace holdfast::experts

@@ -51,11 +51,14 @@ TEST(Packing, CodesAndScalesUnpackToWhatWasPackedWithZerosInThePadding) {
     const std::int64_t blocks = matrix.columns / 32;
     const HostTensor codes = random_bytes(DType::kU8, {kExperts, matrix.rows, blocks, 16}, 1);
     const HostTensor scales = random_bytes(DType::kU8, {kExperts, matrix.rows, blocks}, 2);
-    HostTensor packed(DType::kU8, packed_codes_shape(matrix, kExperts));
-    HostTensor packed_scales(DType::kU8, packed_scales_shape(matrix, kExperts));
-    ASSERT_TRUE(pack_codes(runner.stream(), matrix, codes.view(), packed.view()).ok());
-    ASSERT_TRUE(
-        pack_scales(runner.stream(), matrix, scales.view(), packed_scales.view()).ok());
+    HostTensor packed(DType::kU8, {kExperts, matrix.tiles(), matrix.columns / 8, 64});
+    HostTensor packed_scales(DType::kU8, {kExperts, matrix.tiles(), blocks, 16});
+    ASSERT_TRUE(pack_units(runner.stream(), matrix, row_major_units(4, matrix.columns / 8),
+                           codes.view(), packed.view())
+                    .ok());
+    ASSERT_TRUE(pack_units(runner.stream(), matrix, row_major_units(1, blocks), scales.view(),
+                           packed_scales.view())
+                    .ok());
     for (std::int64_t e = 0; e < kExperts; ++e) {
       for_places(matrix, [&](std::int64_t tile, std::int64_t lane, std::int64_t row) {
         const std::int64_t block0 = (e * matrix.tiles() + tile) * blocks;
@@ -82,8 +85,11 @@ TEST(Packing, Bf16UnpacksToWhatWasPackedWithZerosInThePadding) {
     Runner runner(ops::make_cpu_fast_kernels(), 3);
     const HostTensor values =
         random_bytes(DType::kBF16, {kExperts, matrix.columns, matrix.rows}, 3);
-    HostTensor packed(DType::kBF16, packed_bf16_shape(matrix, kExperts));
-    ASSERT_TRUE(pack_bf16(runner.stream(), matrix, values.view(), packed.view()).ok());
+    HostTensor packed(DType::kBF16, {kExperts, matrix.tiles(), matrix.columns, 16});
+    ASSERT_TRUE(pack_units(runner.stream(), matrix,
+                           input_major_units(2, matrix.columns, matrix.rows), values.view(),
+                           packed.view())
+                    .ok());
     for (std::int64_t e = 0; e < kExperts; ++e) {
       for_places(matrix, [&](std::int64_t tile, std::int64_t lane, std::int64_t row) {
         for (std::int64_t k = 0; k < matrix.columns; ++k) {
@@ -102,10 +108,58 @@ TEST(Packing, ViewsThatDoNotFitTheMatrixAreRefused) {
   const PackedShape matrix{64, 64, false};
   HostTensor codes(DType::kU8, {2, 64, 2, 16});
   HostTensor packed(DType::kU8, {1, 4, 2, 256});
-  const Status status = pack_codes(runner.stream(), matrix, codes.view(), packed.view());
+  const UnitLayout units = row_major_units(4, 8);
+  const Status status = pack_units(runner.stream(), matrix, units, codes.view(), packed.view());
   ASSERT_FALSE(status.ok());
   EXPECT_EQ(status.error().message(),
-            "experts.pack_codes: operand to is u8 [1, 4, 2, 256], must be u8 [2, 4, 2, 256]");
+            "experts.pack_units: operand to is u8 [1, 4, 2, 256]: 2048 bytes, must be 4096 bytes");
+}
+
+TEST(Packing, NibblesStandWhereTheirOrderSays) {
+  const PackedShape matrix{20, 24, false};
+  Runner runner(ops::make_cpu_fast_kernels(), 2);
+  HostTensor codes = random_bytes(DType::kU8, {2, 20, 24}, 4);
+  for (auto& code : codes.as<std::uint8_t>()) code &= 15;
+  std::vector<std::int32_t> order(24);
+  for (int k = 0; k < 24; ++k) order[k] = k * 7 % 24;
+  HostTensor packed(DType::kU8, {2, 2, 3, 64});
+  ASSERT_TRUE(
+      pack_nibbles(runner.stream(), matrix, order, codes.view(), packed.view()).ok());
+  for (std::int64_t e = 0; e < 2; ++e) {
+    for_places(matrix, [&](std::int64_t tile, std::int64_t lane, std::int64_t row) {
+      for (std::int64_t k = 0; k < 24; ++k) {
+        const std::int64_t word = ((e * 2 + tile) * 3 + k / 8) * 16 + lane;
+        const int got = nibble(packed.as<std::uint8_t>(), word * 8 + k % 8);
+        ASSERT_EQ(got, row < 0 ? 0
+                               : codes.as<std::uint8_t>()[(e * 20 + row) * 24 + order[k]]);
+      }
+    });
+  }
+}
+
+TEST(Packing, ScalesOfRowsAndBlocksBecomeFloatsOfTheirTiles) {
+  const PackedShape matrix{150, 8, false};
+  Runner runner(ops::make_cpu_fast_kernels());
+  HostTensor rows(DType::kBF16, {1, 150});
+  const auto scale_of = [](int row) { return static_cast<float>(row) * 0.5f; };
+  for (int r = 0; r < 150; ++r) rows.as<std::uint16_t>()[r] = tensor::f32_to_bf16(scale_of(r));
+  HostTensor packed(DType::kF32, {1, 10, 1, 16});
+  ASSERT_TRUE(pack_scales(runner.stream(), matrix, {}, rows.view(), packed.view()).ok());
+  for (int r = 0; r < 160; ++r) {
+    EXPECT_EQ(packed.as<float>()[r], r < 150 ? scale_of(r) : 0.0f);
+  }
+  HostTensor blocks(DType::kF32, {1, 2, 3});
+  for (int i = 0; i < 6; ++i) blocks.as<float>()[i] = static_cast<float>(i + 1);
+  HostTensor tiles(DType::kF32, {1, 10, 3, 1});
+  ASSERT_TRUE(pack_scales(runner.stream(), matrix,
+                          {.groups = 3, .lanes = 1, .rows_per_scale = 128}, blocks.view(),
+                          tiles.view())
+                  .ok());
+  for (int tile = 0; tile < 10; ++tile) {
+    for (int g = 0; g < 3; ++g) {
+      EXPECT_EQ(tiles.as<float>()[tile * 3 + g], static_cast<float>(tile / 8 * 3 + g + 1));
+    }
+  }
 }
 
 }  // namespace

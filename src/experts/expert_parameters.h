@@ -21,8 +21,8 @@ Result<const config::ExpertTensor*> need_tensor(const ExpertsSpec& spec,
 // Gate and up are one tensor.
 bool is_fused(const ExpertsSpec& spec);
 
-// `<parameter_prefix>.<name>` of shape [E, ...], sliced by expert; with its parts' names where every
-// expert's is published by itself.
+// `<parameter_prefix>.<name>` of shape [E, ...], sliced by expert; with its parts' names where
+// every expert's is published by itself.
 storage::ParameterSpec expert_parameter(const ExpertsSpec& spec,
                                         const config::ExpertTensor& tensor);
 // It passes through staging and feeds derivations.

@@ -3,27 +3,26 @@
 #include "base/assert.h"
 #include "base/error.h"
 #include "experts/backends.h"
+#include "experts/capabilities.h"
 #include "experts/layer_slots.h"
 
 namespace holdfast::experts {
-namespace {
-
-std::string_view scheme_name(config::ExpertScheme scheme) {
-  return scheme == config::ExpertScheme::kMxfp4 ? "mxfp4" : "bf16";
-}
-
-}  // namespace
-
 std::string_view experts_backend_name(ExpertsBackendKind kind) {
   switch (kind) {
     case ExpertsBackendKind::kReference: return "reference";
     case ExpertsBackendKind::kHoldfast: return "holdfast";
+    case ExpertsBackendKind::kCutlass: return "cutlass";
+    case ExpertsBackendKind::kTrtllm: return "trtllm-like";
+    case ExpertsBackendKind::kMarlin: return "marlin-like";
+    case ExpertsBackendKind::kMachete: return "machete-like";
+    case ExpertsBackendKind::kUnquantised: return "unquantised";
   }
   return "unknown";
 }
 
 std::optional<ExpertsBackendKind> experts_backend_from_name(std::string_view name) {
-  for (const auto kind : {ExpertsBackendKind::kReference, ExpertsBackendKind::kHoldfast}) {
+  for (int i = 0; i < kExpertsBackendCount; ++i) {
+    const auto kind = static_cast<ExpertsBackendKind>(i);
     if (name == experts_backend_name(kind)) return kind;
   }
   return std::nullopt;
@@ -31,37 +30,42 @@ std::optional<ExpertsBackendKind> experts_backend_from_name(std::string_view nam
 
 Result<ExpertsChoice> choose_experts_backend(const ExpertsQuery& query) {
   const ExpertsBackendKind kind = query.requested.value_or(ExpertsBackendKind::kHoldfast);
-  const bool on_gpu = query.device == device::DeviceKind::kCuda;
-  if (on_gpu && (kind != ExpertsBackendKind::kHoldfast ||
-                 query.format.scheme != config::ExpertScheme::kMxfp4)) {
-    return make_error(ErrorCode::kUnsupported,
-                      "experts backend {}: scheme {} has kernels for the cpu only; choose the cpu, "
-                      "or on cuda backend holdfast with scheme mxfp4",
-                      experts_backend_name(kind), scheme_name(query.format.scheme));
+  const std::string_view name = experts_backend_name(kind);
+  const Capability capability =
+      capability_of({.backend = kind, .device = query.device}, query.format);
+  if (capability.support == Support::kRefused) {
+    return make_error(ErrorCode::kUnsupported, "experts backend {}: scheme {}: {}", name,
+                      config::expert_scheme_name(query.format.scheme), capability.reason);
   }
   const Status fits = check_spec(ExpertsSpec{.slot_prefix = "experts",
                                              .format = query.format,
                                              .shape = query.shape});
   if (!fits.ok()) {
-    return make_error(ErrorCode::kUnsupported, "experts backend {}: scheme {}: {}",
-                      experts_backend_name(kind), scheme_name(query.format.scheme),
-                      fits.error().message());
+    return make_error(ErrorCode::kUnsupported, "experts backend {}: scheme {}: {}", name,
+                      config::expert_scheme_name(query.format.scheme), fits.error().message());
   }
+  const std::string how = fmt::format("{} weights, {}",
+                                      config::expert_scheme_name(query.format.scheme),
+                                      capability.reason);
   if (query.requested.has_value()) {
-    return ExpertsChoice{kind, fmt::format("{} was asked for", experts_backend_name(kind))};
+    return ExpertsChoice{kind, fmt::format("{} was asked for: {}", name, how)};
   }
-  if (on_gpu) {
-    return ExpertsChoice{kind, "holdfast: mxfp4 weights as published, bf16 tensor cores"};
-  }
-  return ExpertsChoice{kind, fmt::format("holdfast: packed {} weights, SIMD on all cores",
-                                         scheme_name(query.format.scheme))};
+  return ExpertsChoice{kind, fmt::format("{}: {}", name, how)};
 }
 
 std::unique_ptr<ExpertsBackend> make_experts_backend(ExpertsBackendKind kind,
                                                      device::DeviceKind device) {
   if (device == device::DeviceKind::kCuda) return make_gpu_backend();
-  return kind == ExpertsBackendKind::kReference ? make_reference_backend()
-                                                : make_holdfast_backend();
+  switch (kind) {
+    case ExpertsBackendKind::kReference: return make_reference_backend();
+    case ExpertsBackendKind::kHoldfast: return make_holdfast_backend();
+    case ExpertsBackendKind::kCutlass: return make_cutlass_backend();
+    case ExpertsBackendKind::kTrtllm: return make_trtllm_backend();
+    case ExpertsBackendKind::kMarlin: return make_marlin_backend();
+    case ExpertsBackendKind::kMachete: return make_machete_backend();
+    case ExpertsBackendKind::kUnquantised: return make_unquantised_backend();
+  }
+  return make_holdfast_backend();
 }
 
 }  // namespace holdfast::experts

@@ -69,8 +69,18 @@ class ExpertsBackend {
                                                        const ExpertsSpec& spec) = 0;
 };
 
-enum class ExpertsBackendKind : std::uint8_t { kReference, kHoldfast };
-std::string_view experts_backend_name(ExpertsBackendKind kind);  // "reference", "holdfast"
+enum class ExpertsBackendKind : std::uint8_t {
+  kReference,
+  kHoldfast,
+  kCutlass,
+  kTrtllm,
+  kMarlin,
+  kMachete,
+  kUnquantised,
+};
+inline constexpr int kExpertsBackendCount = 7;
+// "reference", "holdfast", "cutlass", "trtllm-like", "marlin-like", "machete-like", "unquantised"
+std::string_view experts_backend_name(ExpertsBackendKind kind);
 std::optional<ExpertsBackendKind> experts_backend_from_name(std::string_view name);
 
 struct ExpertsQuery {
@@ -83,7 +93,8 @@ struct ExpertsChoice {
   ExpertsBackendKind kind = ExpertsBackendKind::kHoldfast;
   std::string reason;  // one line for `inspect`
 };
-// A pure function. Errors: kUnsupported naming backend, scheme and why.
+// A pure function of the query and of experts/capabilities.h. Errors: kUnsupported naming backend,
+// scheme and why.
 Result<ExpertsChoice> choose_experts_backend(const ExpertsQuery& query);
 std::unique_ptr<ExpertsBackend> make_experts_backend(
     ExpertsBackendKind kind, device::DeviceKind device = device::DeviceKind::kCpu);

@@ -1,7 +1,8 @@
-// The holdfast backend at gpt-oss-20b's shape (hidden and intermediate 2880, 32 experts, top-4):
-// one row in bytes of weights read per second beside the machine's own read bandwidth, many rows in
-// tokens per second of one layer; and packing.
+// The holdfast backend at gpt-oss-20b's shape (hidden and intermediate 2880, top-4), or the nearest
+// that the scheme can hold: one row in bytes of weights read per second beside the machine's own
+// read bandwidth, many rows in tokens per second of one layer; and packing.
 #include <benchmark/benchmark.h>
+#include <fmt/format.h>
 
 #include "experts/cpu_packing.h"
 #include "experts/test_layer.h"
@@ -10,35 +11,70 @@
 namespace holdfast::experts {
 namespace {
 
+using config::ActivationScheme;
+using config::ExpertDialect;
+using config::ExpertFormat;
 using config::ExpertScheme;
 using testing::DType;
 using testing::HostTensor;
 using testing::TestLayer;
 
-// Bytes that one expert's matrices take in the checkpoint: what a token must read, padding apart.
-double expert_bytes(ExpertScheme scheme, const ExpertsShape& shape) {
-  const double elements = 3.0 * static_cast<double>(shape.hidden_size * shape.intermediate_size);
-  return scheme == ExpertScheme::kMxfp4 ? elements * 17 / 32 : elements * 2;
+ExpertFormat format_of(ExpertScheme scheme, ActivationScheme activations) {
+  ExpertFormat format{.scheme = scheme, .activations = activations};
+  switch (scheme) {
+    case ExpertScheme::kBF16:
+    case ExpertScheme::kF16:
+    case ExpertScheme::kF32: format.dialect = ExpertDialect::kHub; break;
+    case ExpertScheme::kMxfp4: break;
+    case ExpertScheme::kMxfp8:
+    case ExpertScheme::kFp8Tensor:
+    case ExpertScheme::kFp8Channel: format.dialect = ExpertDialect::kFp8; break;
+    case ExpertScheme::kFp8Block: format.dialect = ExpertDialect::kFp8Block; break;
+    case ExpertScheme::kNvfp4: format.dialect = ExpertDialect::kModelOptNvfp4; break;
+    case ExpertScheme::kInt4:
+      format.dialect = ExpertDialect::kCompressedInt4;
+      format.group_size = 32;
+      format.scale_dtype = DType::kBF16;
+      break;
+  }
+  return format;
 }
 
-TestLayer& layer_of(ExpertScheme scheme, std::int64_t experts) {
-  // One layer at a time: a layer of 32 experts is 420 MB in MXFP4.
+// Few experts where they are wide: a layer stays below 1.2 GB.
+ExpertsShape shape_of(ExpertScheme scheme) {
+  const bool wide = scheme == ExpertScheme::kBF16 || scheme == ExpertScheme::kF16 ||
+                    scheme == ExpertScheme::kF32;
+  return {wide ? 8 : 32, 4, 2880, 2880, 64};
+}
+
+// Bytes that one expert's tensors take in the checkpoint: what a token must read, padding apart.
+double expert_bytes(const ExpertFormat& format, const ExpertsShape& shape) {
+  double bytes = 0;
+  for (const config::ExpertTensor& tensor : testing::tensors_of(format, shape)) {
+    bytes += static_cast<double>(tensor::byte_size(tensor.dtype, tensor.shape).value());
+  }
+  return bytes;
+}
+
+TestLayer& layer_of(ExpertScheme scheme, ActivationScheme activations) {
+  // One layer at a time.
   static std::unique_ptr<TestLayer> layer;
-  static std::pair<ExpertScheme, std::int64_t> current;
-  if (layer == nullptr || current != std::pair{scheme, experts}) {
+  static std::pair<ExpertScheme, ActivationScheme> current;
+  if (layer == nullptr || current != std::pair{scheme, activations}) {
     layer.reset();
-    const ExpertsShape shape{experts, 4, 2880, 2880, 64};
-    layer = std::make_unique<TestLayer>(ExpertsBackendKind::kHoldfast, scheme, shape, 0);
-    layer->load(scheme == ExpertScheme::kMxfp4 ? testing::make_mxfp4_tensors(shape, 1)
-                                               : testing::make_bf16_tensors(shape, 1));
-    current = {scheme, experts};
+    const ExpertFormat format = format_of(scheme, activations);
+    const ExpertsShape shape = shape_of(scheme);
+    layer = std::make_unique<TestLayer>(ExpertsBackendKind::kHoldfast, format, shape, 0);
+    layer->load(testing::make_tensors(format, shape, 1));
+    current = {scheme, activations};
   }
   return *layer;
 }
 
 // One row after another, each with other experts, so that no weights are in a cache.
-void run_single_rows(benchmark::State& state, ExpertScheme scheme, std::int64_t experts) {
-  TestLayer& layer = layer_of(scheme, experts);
+void one_row(benchmark::State& state, ExpertScheme scheme, ActivationScheme activations) {
+  TestLayer& layer = layer_of(scheme, activations);
+  const std::int64_t experts = layer.shape().expert_count;
   layer.randomize_rows(2);
   for (std::int64_t pair = 0; pair < 64 * 4; ++pair) {
     layer.ids()[pair] = static_cast<std::int32_t>(pair % experts);
@@ -49,19 +85,15 @@ void run_single_rows(benchmark::State& state, ExpertScheme scheme, std::int64_t 
     layer.forward(row, 1).value();
     row = (row + 1) % 64;
   }
-  const double bytes = 4 * expert_bytes(scheme, layer.shape());
+  const double bytes = 4 * expert_bytes(format_of(scheme, activations), layer.shape());
   state.counters["GB/s"] =
       benchmark::Counter(bytes * 1e-9, benchmark::Counter::kIsIterationInvariantRate);
   state.counters["of_read"] = benchmark::Counter(bytes / ops::testing::read_bandwidth(),
                                                  benchmark::Counter::kIsIterationInvariantRate);
 }
-void BM_ExpertsMxfp4OneRow(benchmark::State& state) {
-  run_single_rows(state, ExpertScheme::kMxfp4, 32);
-}
-BENCHMARK(BM_ExpertsMxfp4OneRow)->Unit(benchmark::kMicrosecond)->UseRealTime();
 
-void BM_ExpertsMxfp4Rows(benchmark::State& state) {
-  TestLayer& layer = layer_of(ExpertScheme::kMxfp4, 32);
+void rows(benchmark::State& state, ExpertScheme scheme, ActivationScheme activations) {
+  TestLayer& layer = layer_of(scheme, activations);
   layer.randomize_rows(3);
   const std::int64_t n = state.range(0);
   for (auto _ : state) layer.forward(0, n).value();
@@ -71,37 +103,53 @@ void BM_ExpertsMxfp4Rows(benchmark::State& state) {
   state.counters["GFLOP/s"] =
       benchmark::Counter(flops * 1e-9, benchmark::Counter::kIsIterationInvariantRate);
 }
-BENCHMARK(BM_ExpertsMxfp4Rows)
-    ->ArgName("rows")
-    ->Arg(2)->Arg(8)->Arg(64)
-    ->Unit(benchmark::kMillisecond)
-    ->UseRealTime();
 
-void BM_ExpertsBf16OneRow(benchmark::State& state) {
-  run_single_rows(state, ExpertScheme::kBF16, 8);
+void register_all() {
+  using A = ActivationScheme;
+  using S = ExpertScheme;
+  const std::pair<S, A> schemes[] = {
+      {S::kMxfp4, A::kNone},         {S::kMxfp4, A::kMxfp8},         {S::kNvfp4, A::kNone},
+      {S::kNvfp4, A::kNvfp4},        {S::kInt4, A::kNone},           {S::kFp8Block, A::kNone},
+      {S::kFp8Block, A::kFp8TokenGroup}, {S::kFp8Channel, A::kFp8Token}, {S::kFp8Tensor, A::kNone},
+      {S::kMxfp8, A::kMxfp8},        {S::kBF16, A::kNone},           {S::kF16, A::kNone},
+      {S::kF32, A::kNone}};
+  for (const auto& [scheme, activations] : schemes) {
+    const std::string name = fmt::format("{}_x_{}", config::expert_scheme_name(scheme),
+                                         config::activation_scheme_name(activations));
+    benchmark::RegisterBenchmark(("OneRow/" + name).c_str(), &one_row, scheme, activations)
+        ->Unit(benchmark::kMicrosecond)
+        ->UseRealTime();
+    benchmark::RegisterBenchmark(("Rows/" + name).c_str(), &rows, scheme, activations)
+        ->ArgName("rows")
+        ->Arg(8)
+        ->Arg(64)
+        ->Unit(benchmark::kMillisecond)
+        ->UseRealTime();
+  }
 }
-BENCHMARK(BM_ExpertsBf16OneRow)->Unit(benchmark::kMicrosecond)->UseRealTime();
+[[maybe_unused]] const bool registered = (register_all(), true);
 
 // One expert's gate_up matrix, as a reload packs it; bytes read and written count once.
-void BM_PackCodes(benchmark::State& state) {
+void run_pack(benchmark::State& state, DType dtype, const UnitLayout& units, double bytes) {
   const PackedShape matrix{.rows = 5760, .columns = 2880, .interleaved = true};
   ops::testing::Runner runner(ops::make_cpu_fast_kernels(), 0);
-  HostTensor from(DType::kU8, {4, 5760, 90, 16});
-  HostTensor to(DType::kU8, packed_codes_shape(matrix, 4));
-  for (auto _ : state) pack_codes(runner.stream(), matrix, from.view(), to.view()).value();
-  state.counters["GB/s"] = benchmark::Counter(static_cast<double>(from.bytes()) * 1e-9,
-                                              benchmark::Counter::kIsIterationInvariantRate);
+  const std::int64_t elements = units.units * units.unit_bytes * 8 / tensor::dtype_bits(dtype);
+  HostTensor from(dtype, {2, 5760, elements});
+  HostTensor to(dtype, {2, matrix.tiles() * kTileRows, elements});
+  for (auto _ : state) pack_units(runner.stream(), matrix, units, from.view(), to.view()).value();
+  state.counters["GB/s"] =
+      benchmark::Counter(2 * bytes * 1e-9, benchmark::Counter::kIsIterationInvariantRate);
+}
+void BM_PackCodes(benchmark::State& state) {
+  run_pack(state, DType::kU8, row_major_units(4, 2880 / 8), 5760.0 * 1440);
 }
 BENCHMARK(BM_PackCodes)->Unit(benchmark::kMillisecond)->UseRealTime();
-
+void BM_PackFp8(benchmark::State& state) {
+  run_pack(state, DType::kF8E4M3, row_major_units(1, 2880), 5760.0 * 2880);
+}
+BENCHMARK(BM_PackFp8)->Unit(benchmark::kMillisecond)->UseRealTime();
 void BM_PackBf16(benchmark::State& state) {
-  const PackedShape matrix{.rows = 5760, .columns = 2880, .interleaved = true};
-  ops::testing::Runner runner(ops::make_cpu_fast_kernels(), 0);
-  HostTensor from(DType::kBF16, {2, 2880, 5760});
-  HostTensor to(DType::kBF16, packed_bf16_shape(matrix, 2));
-  for (auto _ : state) pack_bf16(runner.stream(), matrix, from.view(), to.view()).value();
-  state.counters["GB/s"] = benchmark::Counter(static_cast<double>(from.bytes()) * 1e-9,
-                                              benchmark::Counter::kIsIterationInvariantRate);
+  run_pack(state, DType::kBF16, input_major_units(2, 2880, 5760), 5760.0 * 5760);
 }
 BENCHMARK(BM_PackBf16)->Unit(benchmark::kMillisecond)->UseRealTime();
 

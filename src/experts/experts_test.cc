@@ -40,7 +40,7 @@ const ExpertsCase kCases[] = {
 };
 
 Tensors make_tensors(const ExpertsCase& c, std::uint64_t seed) {
-  return c.scheme == kMxfp4 ? make_mxfp4_tensors(c.shape, seed) : make_bf16_tensors(c.shape, seed);
+  return testing::make_tensors(testing::format_of(c.scheme), c.shape, seed);
 }
 
 // One of the two matrices in double precision: value(e, row, column).
@@ -394,6 +394,7 @@ TEST(ExpertsBackend, ASpecThatCannotBeIsRefusedWithItsNumbers) {
           registry, {.slot_prefix = "p",
                      .parameter_prefix = "q",
                      .format = {.scheme = kMxfp4},
+                     .tensors = testing::tensors_of({.scheme = kMxfp4}, {8, 2, 64, 64, 4}),
                      .shape = shape});
       return layer.ok() ? std::string() : layer.error().to_string();
     };

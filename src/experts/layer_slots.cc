@@ -5,6 +5,8 @@
 #include "base/error.h"
 #include "ops/check.h"
 #include "tensor/codecs.h"
+#include "tensor/int4_codecs.h"
+#include "tensor/nvfp4_codecs.h"
 
 namespace holdfast::experts {
 
@@ -13,6 +15,37 @@ using storage::SlotClass;
 using storage::SlotId;
 using storage::SlotSpec;
 using tensor::DType;
+
+namespace {
+
+// How many inputs share a scale; 1 where nothing hangs on it.
+std::int64_t inputs_of_a_scale(const config::ExpertFormat& format) {
+  switch (format.scheme) {
+    case config::ExpertScheme::kMxfp4:
+    case config::ExpertScheme::kMxfp8: return tensor::kMxBlock;
+    case config::ExpertScheme::kNvfp4: return tensor::kNvfp4Block;
+    case config::ExpertScheme::kInt4: return format.group_size;
+    default: return 1;
+  }
+}
+
+Status check_groups(const ExpertsSpec& spec) {
+  const ExpertsShape& shape = spec.shape;
+  const std::int64_t group = inputs_of_a_scale(spec.format);
+  if (spec.format.scheme == config::ExpertScheme::kInt4 &&
+      (group < 1 || group % tensor::kInt4PerWord != 0)) {
+    return make_error(ErrorCode::kUnsupported,
+                      "{}: group_size is {}, the kernels need a positive multiple of {} (int4)",
+                      spec.slot_prefix, group, tensor::kInt4PerWord);
+  }
+  if (shape.hidden_size % group == 0 && shape.intermediate_size % group == 0) return {};
+  return make_error(ErrorCode::kInvalidArgument,
+                    "{}: hidden_size {} and intermediate_size {} must be multiples of {} ({})",
+                    spec.slot_prefix, shape.hidden_size, shape.intermediate_size, group,
+                    config::expert_scheme_name(spec.format.scheme));
+}
+
+}  // namespace
 
 Status check_spec(const ExpertsSpec& spec) {
   const ExpertsShape& shape = spec.shape;
@@ -34,18 +67,27 @@ Status check_spec(const ExpertsSpec& spec) {
                       "{}: experts_per_token is {}, must be at most expert_count {}",
                       spec.slot_prefix, shape.experts_per_token, shape.expert_count);
   }
-  if (spec.format.scheme != config::ExpertScheme::kMxfp4) return {};
-  if (shape.hidden_size % tensor::kMxBlock != 0 ||
-      shape.intermediate_size % tensor::kMxBlock != 0) {
-    return make_error(ErrorCode::kInvalidArgument,
-                      "{}: hidden_size {} and intermediate_size {} must be multiples of {} (mxfp4)",
-                      spec.slot_prefix, shape.hidden_size, shape.intermediate_size,
-                      tensor::kMxBlock);
-  }
-  return {};
+  return check_groups(spec);
 }
 
-namespace {
+Status check_workspace(const ExpertsSpec& spec, const ExpertsShape& workspace) {
+  const auto fits = [&](std::int64_t ExpertsShape::*field) {
+    return spec.shape.*field <= workspace.*field;
+  };
+  if (fits(&ExpertsShape::expert_count) && fits(&ExpertsShape::experts_per_token) &&
+      fits(&ExpertsShape::hidden_size) && fits(&ExpertsShape::intermediate_size) &&
+      fits(&ExpertsShape::max_rows)) {
+    return {};
+  }
+  return make_error(ErrorCode::kFailedPrecondition,
+                    "{}: {} experts of {} x {}, {} per token, {} rows do not fit the workspace "
+                    "of {} experts of {} x {}, {} per token, {} rows; call define_workspace "
+                    "first",
+                    spec.slot_prefix, spec.shape.expert_count, spec.shape.intermediate_size,
+                    spec.shape.hidden_size, spec.shape.experts_per_token, spec.shape.max_rows,
+                    workspace.expert_count, workspace.intermediate_size, workspace.hidden_size,
+                    workspace.experts_per_token, workspace.max_rows);
+}
 
 Result<SlotId> define_constant(Registry& registry, const ExpertsSpec& spec, const std::string& name,
                                float value) {
@@ -60,8 +102,6 @@ Result<SlotId> define_constant(Registry& registry, const ExpertsSpec& spec, cons
                                            .arena = kConstantsArena},
                                   std::move(bytes));
 }
-
-}  // namespace
 
 Result<ConstantSlots> define_constants(Registry& registry, const ExpertsSpec& spec) {
   ConstantSlots slots;

@@ -16,9 +16,17 @@ namespace holdfast::experts {
 inline constexpr const char* kConstantsArena = "experts.constants";
 
 // Errors: kInvalidArgument naming slot_prefix, the dimension and its value: no positive dimension,
-// more experts per token than experts, MXFP4 dimensions that are no multiple of its block of 32.
+// more experts per token than experts, dimensions that are no multiple of the scheme's block or
+// group; kUnsupported for an int4 group that is no multiple of 8.
 Status check_spec(const ExpertsSpec& spec);
 
+// The pairs of a layer must fit the workspace that all layers share. Errors: kFailedPrecondition
+// naming both.
+Status check_workspace(const ExpertsSpec& spec, const ExpertsShape& workspace);
+
+// A constant f32 [E] in kConstantsArena, the same value for every expert.
+Result<storage::SlotId> define_constant(storage::Registry& registry, const ExpertsSpec& spec,
+                                        const std::string& name, float value);
 // The three constants of one layer, f32 [E] each, the same value for every expert.
 struct ConstantSlots {
   storage::SlotId alpha, beta, limit;

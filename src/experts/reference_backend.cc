@@ -1,6 +1,5 @@
 // The reference experts backend: raw checkpoint layouts in weight slots, scalar loops in float32.
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <string>
 #include <type_traits>
@@ -8,71 +7,72 @@
 #include "base/error.h"
 #include "device/cpu/cpu_device.h"
 #include "experts/backends.h"
+#include "experts/layer_parameters.h"
 #include "experts/layer_slots.h"
-#include "tensor/codecs.h"
+#include "experts/raw_matrix.h"
+#include "experts/round_inputs.h"
 
 namespace holdfast::experts {
 namespace {
 
-using config::ExpertScheme;
+using config::Projection;
+using device::reads;
+using device::writes;
 using storage::Registry;
 using storage::SlotId;
 using tensor::DType;
 using tensor::TensorView;
 
-// One of the two matrices of every expert, as the checkpoint holds it: MXFP4 blocks
-// [E, rows, columns / 32, 16] with scales [E, rows, columns / 32], or, when `scales` is null, bf16
-// [E, columns, rows]. Bias bf16 [E, rows].
-struct RawMatrix {
-  const std::byte* weights = nullptr;
-  const std::uint8_t* scales = nullptr;
-  const std::uint16_t* bias = nullptr;
-  std::int64_t rows = 0;
-  std::int64_t columns = 0;
+// What both kernels know of a step. A pair is row * k + slot.
+struct Step {
+  std::int64_t n = 0, k = 0, experts = 0, hidden = 0, intermediate = 0;
+  std::int64_t activations = 0;  // config::ActivationScheme
+  const std::int32_t* ids = nullptr;
+  const std::int32_t* active_rows = nullptr;
+  float* weight = nullptr;  // a decoded row, [max(H, I)]
+  float* inputs = nullptr;  // rounded inputs, [max(H, I)]
+
+  std::int64_t rows() const { return std::clamp<std::int64_t>(*active_rows, 0, n); }
+  bool is_expert(std::int64_t id) const { return id >= 0 && id < experts; }
 };
 
-struct ForwardArgs {
-  std::int64_t n = 0, k = 0, experts = 0;
+struct GateUpArgs {
+  Step step;
+  RawMatrix gate, up;       // of a fused matrix both are the whole
+  std::int64_t fused = 0;
   const float* x = nullptr;
-  const std::int32_t* ids = nullptr;
-  const float* weights = nullptr;
-  const float* residual = nullptr;
-  float* out = nullptr;
-  const std::int32_t* active_rows = nullptr;
-  RawMatrix gate_up, down;
   const float* alpha = nullptr;
   const float* beta = nullptr;
   const float* limit = nullptr;
-  float* activation = nullptr;  // [I]
-  float* sum = nullptr;         // [H]
+  float* activation = nullptr;  // [n * k, I]
+};
+
+struct DownArgs {
+  Step step;
+  RawMatrix down;
+  const float* activation = nullptr;
+  const float* weights = nullptr;
+  const float* residual = nullptr;
+  float* out = nullptr;
+  float* sum = nullptr;  // [H]
 };
 
 // A capture looks for pointers in every word, padding included.
-static_assert(std::has_unique_object_representations_v<ForwardArgs>);
+static_assert(std::has_unique_object_representations_v<GateUpArgs> &&
+              std::has_unique_object_representations_v<DownArgs>);
 
-// W_e[row] . x + bias_e[row]
-float row_times(const RawMatrix& matrix, std::int64_t expert, std::int64_t row, const float* x) {
+// W_e[row] . inputs + bias_e[row]
+float row_times(const Step& step, const RawMatrix& matrix, std::int64_t expert, std::int64_t row) {
+  decode_row(matrix, expert, row, step.weight);
   float sum = 0.0f;
-  if (matrix.scales == nullptr) {
-    const auto* weights = reinterpret_cast<const std::uint16_t*>(matrix.weights);
-    for (std::int64_t c = 0; c < matrix.columns; ++c) {
-      const std::int64_t index = (expert * matrix.columns + c) * matrix.rows + row;
-      sum += tensor::bf16_to_f32(weights[index]) * x[c];
-    }
-  } else {
-    const std::int64_t blocks = matrix.columns / tensor::kMxBlock;
-    const auto* codes = reinterpret_cast<const std::uint8_t*>(matrix.weights);
-    std::array<float, tensor::kMxBlock> values{};
-    for (std::int64_t b = 0; b < blocks; ++b) {
-      const std::int64_t index = (expert * matrix.rows + row) * blocks + b;
-      tensor::decode_mxfp4_block(std::span<const std::uint8_t, 16>(codes + index * 16, 16),
-                                 matrix.scales[index], values);
-      for (std::size_t i = 0; i < values.size(); ++i) {
-        sum += values[i] * x[b * tensor::kMxBlock + static_cast<std::int64_t>(i)];
-      }
-    }
-  }
-  return sum + tensor::bf16_to_f32(matrix.bias[expert * matrix.rows + row]);
+  for (std::int64_t c = 0; c < matrix.columns; ++c) sum += step.weight[c] * step.inputs[c];
+  return sum + bias_of(matrix, expert, row);
+}
+
+void round_to_inputs(const Step& step, float scale, const float* from, std::int64_t count) {
+  const RoundRule rule{.scheme = static_cast<config::ActivationScheme>(step.activations),
+                       .input_scale = InputScale::kMultipliedBack};
+  round_row(rule, scale, {from, static_cast<std::size_t>(count)}, step.inputs);
 }
 
 // semantics.md 3.7. A NaN stays one: the comparisons are false for it.
@@ -82,108 +82,148 @@ float swiglu(float gate, float up, float alpha, float beta, float limit) {
   return g / (1.0f + std::exp(-alpha * g)) * (u + beta);
 }
 
-// args.sum += weight * expert(x)
-void add_expert(const ForwardArgs& args, std::int64_t expert, float weight, const float* x) {
-  const float alpha = args.alpha[expert];
-  const float beta = args.beta[expert];
-  const float limit = args.limit[expert];
-  for (std::int64_t i = 0; i < args.down.columns; ++i) {
-    const float gate = row_times(args.gate_up, expert, 2 * i, x);
-    const float up = row_times(args.gate_up, expert, 2 * i + 1, x);
-    args.activation[i] = swiglu(gate, up, alpha, beta, limit);
-  }
-  for (std::int64_t h = 0; h < args.down.rows; ++h) {
-    args.sum[h] += weight * row_times(args.down, expert, h, args.activation);
-  }
-}
-
-void run_forward(const ForwardArgs& args, device::WorkerPool&) {
-  const std::int64_t rows = std::clamp<std::int64_t>(*args.active_rows, 0, args.n);
-  const std::int64_t hidden = args.down.rows;
-  for (std::int64_t r = 0; r < rows; ++r) {
-    std::fill_n(args.sum, hidden, 0.0f);
-    for (std::int64_t i = r * args.k; i < (r + 1) * args.k; ++i) {
-      const std::int64_t expert = args.ids[i];
-      if (expert < 0 || expert >= args.experts) continue;
-      add_expert(args, expert, args.weights[i], args.x + r * hidden);
-    }
-    for (std::int64_t h = 0; h < hidden; ++h) {
-      args.out[r * hidden + h] = args.residual[r * hidden + h] + args.sum[h];
+void run_gate_up(const GateUpArgs& args, device::WorkerPool&) {
+  const Step& step = args.step;
+  for (std::int64_t pair = 0; pair < step.rows() * step.k; ++pair) {
+    const std::int64_t e = step.ids[pair];
+    if (!step.is_expert(e)) continue;
+    const float scale = std::max(input_scale_of(args.gate, e), input_scale_of(args.up, e));
+    round_to_inputs(step, scale, args.x + pair / step.k * step.hidden, step.hidden);
+    for (std::int64_t i = 0; i < step.intermediate; ++i) {
+      const std::int64_t gate_row = args.fused != 0 ? 2 * i : i;
+      const std::int64_t up_row = args.fused != 0 ? 2 * i + 1 : i;
+      const float gate = row_times(step, args.gate, e, gate_row);
+      const float up = row_times(step, args.up, e, up_row);
+      args.activation[pair * step.intermediate + i] =
+          swiglu(gate, up, args.alpha[e], args.beta[e], args.limit[e]);
     }
   }
 }
 
-struct MatrixSlots {
-  SlotId weights, bias;
-  std::optional<SlotId> scales;
+void run_down(const DownArgs& args, device::WorkerPool&) {
+  const Step& step = args.step;
+  for (std::int64_t r = 0; r < step.rows(); ++r) {
+    std::fill_n(args.sum, step.hidden, 0.0f);
+    for (std::int64_t pair = r * step.k; pair < (r + 1) * step.k; ++pair) {
+      const std::int64_t e = step.ids[pair];
+      if (!step.is_expert(e)) continue;
+      round_to_inputs(step, input_scale_of(args.down, e),
+                      args.activation + pair * step.intermediate, step.intermediate);
+      for (std::int64_t h = 0; h < step.hidden; ++h) {
+        args.sum[h] += args.weights[pair] * row_times(step, args.down, e, h);
+      }
+    }
+    for (std::int64_t h = 0; h < step.hidden; ++h) {
+      args.out[r * step.hidden + h] = args.residual[r * step.hidden + h] + args.sum[h];
+    }
+  }
+}
+
+struct WorkspaceSlots {
+  SlotId activation, weight, inputs, sum;
 };
-
-RawMatrix raw_matrix(const Registry& registry, const MatrixSlots& slots, std::int64_t rows,
-                     std::int64_t columns) {
-  return RawMatrix{
-      .weights = registry.view(slots.weights).address,
-      .scales = slots.scales ? registry.view(*slots.scales).as<const std::uint8_t>() : nullptr,
-      .bias = registry.view(slots.bias).as<const std::uint16_t>(),
-      .rows = rows,
-      .columns = columns};
-}
+struct LayerSlots {
+  RawSlots gate = {}, up = {}, down = {};  // fused: gate is both
+  bool fused = false;
+  ConstantSlots constants = {};
+  WorkspaceSlots workspace = {};
+};
 
 class ReferenceLayer final : public ExpertsLayer {
  public:
-  struct Slots {
-    MatrixSlots gate_up = {}, down = {};
-    ConstantSlots constants = {};
-    SlotId activation, sum;
-  };
-  ReferenceLayer(const Registry& registry, ExpertsShape shape, Slots slots)
-      : registry_(registry), shape_(shape), slots_(std::move(slots)) {}
+  ReferenceLayer(const Registry& registry, const ExpertsSpec& spec, LayerSlots slots)
+      : registry_(registry), spec_(spec), slots_(std::move(slots)) {}
 
   Status forward(const ops::OpContext& context, const ExpertsArgs& args) const override {
-    HF_TRY(check_forward(args, shape_));
-    const auto view = [this](SlotId slot) { return registry_.view(slot); };
-    const auto scales = [&](const MatrixSlots& slots) {
-      return slots.scales ? view(*slots.scales) : TensorView{};
-    };
-    const ConstantSlots& constants = slots_.constants;
-    const ForwardArgs kernel_args{
-        .n = args.x.shape[0],
-        .k = shape_.experts_per_token,
-        .experts = shape_.expert_count,
-        .x = args.x.as<const float>(),
-        .ids = args.ids.as<const std::int32_t>(),
-        .weights = args.weights.as<const float>(),
-        .residual = args.residual.as<const float>(),
-        .out = args.out.as<float>(),
-        .active_rows = args.active_rows.as<const std::int32_t>(),
-        .gate_up = raw_matrix(registry_, slots_.gate_up, 2 * shape_.intermediate_size,
-                              shape_.hidden_size),
-        .down = raw_matrix(registry_, slots_.down, shape_.hidden_size, shape_.intermediate_size),
-        .alpha = view(constants.alpha).as<const float>(),
-        .beta = view(constants.beta).as<const float>(),
-        .limit = view(constants.limit).as<const float>(),
-        .activation = view(slots_.activation).as<float>(),
-        .sum = view(slots_.sum).as<float>()};
-    using device::reads;
-    using device::writes;
-    return device::launch_cpu<&run_forward>(
-        context.stream, "experts.reference", kernel_args,
-        {reads("x", args.x), reads("ids", args.ids), reads("weights", args.weights),
-         reads("residual", args.residual), reads("active_rows", args.active_rows),
-         writes("out", args.out), reads("gate_up", view(slots_.gate_up.weights)),
-         reads("gate_up_scales", scales(slots_.gate_up)),
-         reads("gate_up_bias", view(slots_.gate_up.bias)), reads("down", view(slots_.down.weights)),
-         reads("down_scales", scales(slots_.down)), reads("down_bias", view(slots_.down.bias)),
-         reads("swiglu_alpha", view(constants.alpha)), reads("swiglu_beta", view(constants.beta)),
-         reads("swiglu_limit", view(constants.limit)),
-         writes("activation", view(slots_.activation)), writes("sum", view(slots_.sum))});
+    HF_TRY(check_forward(args, spec_.shape));
+    HF_TRY(launch_gate_up(context.stream, args));
+    return launch_down(context.stream, args);
   }
 
   std::vector<std::string> constant_slots() const override { return slots_.constants.names; }
 
  private:
+  TensorView view(SlotId slot) const { return registry_.view(slot); }
+  device::Operand operand(const char* role, const std::optional<SlotId>& slot) const {
+    return reads(role, slot ? registry_.view(*slot) : TensorView{});
+  }
+  Step step(const ExpertsArgs& args) const {
+    return {.n = args.x.shape[0],
+            .k = spec_.shape.experts_per_token,
+            .experts = spec_.shape.expert_count,
+            .hidden = spec_.shape.hidden_size,
+            .intermediate = spec_.shape.intermediate_size,
+            .activations = static_cast<std::int64_t>(spec_.format.activations),
+            .ids = args.ids.as<const std::int32_t>(),
+            .active_rows = args.active_rows.as<const std::int32_t>(),
+            .weight = view(slots_.workspace.weight).as<float>(),
+            .inputs = view(slots_.workspace.inputs).as<float>()};
+  }
+
+  Status launch_gate_up(device::Stream& stream, const ExpertsArgs& args) const {
+    const TensorView alpha = view(slots_.constants.alpha);
+    const TensorView beta = view(slots_.constants.beta);
+    const TensorView limit = view(slots_.constants.limit);
+    const TensorView activation = view(slots_.workspace.activation);
+    const auto first = slots_.fused ? Projection::kGateUp : Projection::kGate;
+    const RawMatrix gate = resolve_raw(registry_, spec_, first, slots_.gate);
+    const RawSlots none;
+    const RawSlots& up = slots_.fused ? none : slots_.up;
+    const GateUpArgs kernel_args{
+        .step = step(args),
+        .gate = gate,
+        .up = slots_.fused ? gate : resolve_raw(registry_, spec_, Projection::kUp, slots_.up),
+        .fused = slots_.fused ? 1 : 0,
+        .x = args.x.as<const float>(),
+        .alpha = alpha.as<const float>(),
+        .beta = beta.as<const float>(),
+        .limit = limit.as<const float>(),
+        .activation = activation.as<float>()};
+    return device::launch_cpu<&run_gate_up>(
+        stream, "experts.reference.gate_up", kernel_args,
+        {reads("x", args.x), reads("ids", args.ids), reads("active_rows", args.active_rows),
+         operand("gate", slots_.gate.weights), operand("gate_scales", slots_.gate.scales),
+         operand("gate_global_scale", slots_.gate.global_scale),
+         operand("gate_input_scale", slots_.gate.input_scale),
+         operand("gate_zeros", slots_.gate.zeros),
+         operand("gate_group_index", slots_.gate.group_index),
+         operand("gate_bias", slots_.gate.bias), operand("up", up.weights),
+         operand("up_scales", up.scales), operand("up_global_scale", up.global_scale),
+         operand("up_input_scale", up.input_scale), operand("up_zeros", up.zeros),
+         operand("up_group_index", up.group_index), operand("up_bias", up.bias),
+         reads("swiglu_alpha", alpha), reads("swiglu_beta", beta), reads("swiglu_limit", limit),
+         writes("activation", activation), writes("weight", view(slots_.workspace.weight)),
+         writes("inputs", view(slots_.workspace.inputs))});
+  }
+
+  Status launch_down(device::Stream& stream, const ExpertsArgs& args) const {
+    const TensorView activation = view(slots_.workspace.activation);
+    const TensorView sum = view(slots_.workspace.sum);
+    const RawSlots& down = slots_.down;
+    const DownArgs kernel_args{
+        .step = step(args),
+        .down = resolve_raw(registry_, spec_, Projection::kDown, down),
+        .activation = activation.as<const float>(),
+        .weights = args.weights.as<const float>(),
+        .residual = args.residual.as<const float>(),
+        .out = args.out.as<float>(),
+        .sum = sum.as<float>()};
+    return device::launch_cpu<&run_down>(
+        stream, "experts.reference.down", kernel_args,
+        {reads("ids", args.ids), reads("weights", args.weights), reads("residual", args.residual),
+         reads("active_rows", args.active_rows), writes("out", args.out),
+         operand("down", down.weights), operand("down_scales", down.scales),
+         operand("down_global_scale", down.global_scale),
+         operand("down_input_scale", down.input_scale), operand("down_zeros", down.zeros),
+         operand("down_group_index", down.group_index), operand("down_bias", down.bias),
+         reads("activation", activation), writes("sum", sum),
+         writes("weight", view(slots_.workspace.weight)),
+         writes("inputs", view(slots_.workspace.inputs))});
+  }
+
   const Registry& registry_;
-  ExpertsShape shape_;
-  Slots slots_;
+  ExpertsSpec spec_;
+  LayerSlots slots_;
 };
 
 class ReferenceBackend final : public ExpertsBackend {
@@ -191,15 +231,20 @@ class ReferenceBackend final : public ExpertsBackend {
   std::string_view name() const override { return "reference"; }
 
   Status define_workspace(Registry& registry, const ExpertsShape& shape) override {
-    const auto scratch = [&](const char* name, std::int64_t count) {
-      return registry.define(storage::SlotSpec{.name = name,
+    const auto scratch = [&](const char* name, const tensor::Shape& slot_shape) {
+      return registry.define(storage::SlotSpec{.name = std::string("experts.workspace.") + name,
                                                .slot_class = storage::SlotClass::kScratch,
                                                .dtype = DType::kF32,
-                                               .shape = {count},
+                                               .shape = slot_shape,
                                                .arena = {}});
     };
-    HF_ASSIGN(activation_, scratch("experts.workspace.activation", shape.intermediate_size));
-    HF_ASSIGN(sum_, scratch("experts.workspace.sum", shape.hidden_size));
+    const std::int64_t longest = std::max(shape.hidden_size, shape.intermediate_size);
+    HF_ASSIGN(slots_.activation,
+              scratch("activation",
+                      {shape.max_rows * shape.experts_per_token, shape.intermediate_size}));
+    HF_ASSIGN(slots_.weight, scratch("weight", {longest}));
+    HF_ASSIGN(slots_.inputs, scratch("inputs", {longest}));
+    HF_ASSIGN(slots_.sum, scratch("sum", {shape.hidden_size}));
     workspace_ = shape;
     return {};
   }
@@ -207,49 +252,24 @@ class ReferenceBackend final : public ExpertsBackend {
   Result<std::unique_ptr<ExpertsLayer>> define(Registry& registry,
                                                const ExpertsSpec& spec) override {
     HF_TRY(check_spec(spec));
-    const std::int64_t hidden = spec.shape.hidden_size;
-    const std::int64_t intermediate = spec.shape.intermediate_size;
-    if (hidden > workspace_.hidden_size || intermediate > workspace_.intermediate_size) {
-      return make_error(ErrorCode::kFailedPrecondition,
-                        "{}: hidden_size {} and intermediate_size {} do not fit the workspace of "
-                        "{} and {}; call define_workspace first",
-                        spec.slot_prefix, hidden, intermediate, workspace_.hidden_size,
-                        workspace_.intermediate_size);
+    HF_TRY(check_workspace(spec, workspace_));
+    const Product gate_up = gate_up_product(spec);
+    LayerSlots slots;
+    slots.workspace = slots_;
+    slots.fused = gate_up.projections.size() == 1;
+    HF_ASSIGN(slots.gate, define_raw_slots(registry, spec, gate_up.projections[0]));
+    if (!slots.fused) {
+      HF_ASSIGN(slots.up, define_raw_slots(registry, spec, gate_up.projections[1]));
     }
-    ReferenceLayer::Slots slots{.activation = activation_, .sum = sum_};
-    HF_ASSIGN(slots.gate_up,
-              define_matrix(registry, spec, "gate_up_proj", {2 * intermediate, hidden}));
-    HF_ASSIGN(slots.down, define_matrix(registry, spec, "down_proj", {hidden, intermediate}));
+    HF_ASSIGN(slots.down, define_raw_slots(registry, spec, Projection::kDown));
     HF_ASSIGN(slots.constants, define_constants(registry, spec));
     return std::unique_ptr<ExpertsLayer>(
-        std::make_unique<ReferenceLayer>(registry, spec.shape, std::move(slots)));
+        std::make_unique<ReferenceLayer>(registry, spec, std::move(slots)));
   }
 
  private:
-  // `matrix` is [rows, columns] of each expert.
-  static Result<MatrixSlots> define_matrix(Registry& registry, const ExpertsSpec& spec,
-                                           const std::string& name, const tensor::Shape& matrix) {
-    const std::int64_t experts = spec.shape.expert_count;
-    const std::int64_t rows = matrix[0];
-    const std::int64_t columns = matrix[1];
-    MatrixSlots slots;
-    if (spec.format.scheme == ExpertScheme::kMxfp4) {
-      const std::int64_t blocks = columns / tensor::kMxBlock;
-      HF_ASSIGN(slots.weights, define_weight(registry, spec, name + "_blocks", DType::kU8,
-                                             {experts, rows, blocks, 16}));
-      HF_ASSIGN(slots.scales, define_weight(registry, spec, name + "_scales", DType::kU8,
-                                            {experts, rows, blocks}));
-    } else {
-      HF_ASSIGN(slots.weights,
-                define_weight(registry, spec, name, DType::kBF16, {experts, columns, rows}));
-    }
-    HF_ASSIGN(slots.bias,
-              define_weight(registry, spec, name + "_bias", DType::kBF16, {experts, rows}));
-    return slots;
-  }
-
   ExpertsShape workspace_;
-  SlotId activation_, sum_;
+  WorkspaceSlots slots_;
 };
 
 }  // namespace

@@ -3,77 +3,36 @@
 // derivations slice by slice, constants), without one. One thread.
 #pragma once
 
-#include <cmath>
 #include <cstring>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "base/assert.h"
 #include "experts/experts.h"
+#include "experts/test_tensors.h"
 #include "ops/host_tensor.h"
 #include "storage/registry.h"
 
 namespace holdfast::experts::testing {
 
-using ops::testing::DType;
-using ops::testing::HostTensor;
-using ops::testing::Shape;
-
-// Checkpoint tensors by name without prefix: "gate_up_proj_blocks", ...
-using Tensors = std::map<std::string, HostTensor>;
-
-// Random codes; scales 2^-9 to 2^-5, so that sums stay near 1; biases up to 1.
-inline Tensors make_mxfp4_tensors(const ExpertsShape& shape, std::uint64_t seed) {
-  base::Rng rng(seed);
-  Tensors tensors;
-  const auto add = [&](const std::string& name, std::int64_t rows, std::int64_t columns) {
-    const std::int64_t experts = shape.expert_count;
-    HostTensor blocks(DType::kU8, {experts, rows, columns / 32, 16});
-    for (auto& byte : blocks.as<std::uint8_t>()) byte = static_cast<std::uint8_t>(rng.next());
-    HostTensor scales(DType::kU8, {experts, rows, columns / 32});
-    for (auto& byte : scales.as<std::uint8_t>()) {
-      byte = static_cast<std::uint8_t>(118 + rng.next_below(5));
-    }
-    tensors.emplace(name + "_blocks", std::move(blocks));
-    tensors.emplace(name + "_scales", std::move(scales));
-    tensors.emplace(name + "_bias",
-                    ops::testing::random_tensor(rng, DType::kBF16, {experts, rows}));
-  };
-  add("gate_up_proj", 2 * shape.intermediate_size, shape.hidden_size);
-  add("down_proj", shape.hidden_size, shape.intermediate_size);
-  return tensors;
-}
-
-// bf16 matrices [E, K, rows] with weights of about 1 / sqrt(K).
-inline Tensors make_bf16_tensors(const ExpertsShape& shape, std::uint64_t seed) {
-  base::Rng rng(seed);
-  Tensors tensors;
-  const auto add = [&](const std::string& name, std::int64_t rows, std::int64_t columns) {
-    const float range = 2.0f / std::sqrt(static_cast<float>(columns));
-    tensors.emplace(name, ops::testing::random_tensor(rng, DType::kBF16,
-                                                      {shape.expert_count, columns, rows}, range));
-    tensors.emplace(name + "_bias", ops::testing::random_tensor(rng, DType::kBF16,
-                                                                {shape.expert_count, rows}));
-  };
-  add("gate_up_proj", 2 * shape.intermediate_size, shape.hidden_size);
-  add("down_proj", shape.hidden_size, shape.intermediate_size);
-  return tensors;
-}
-
 class TestLayer {
  public:
   TestLayer(ExpertsBackendKind kind, config::ExpertScheme scheme, const ExpertsShape& shape,
             int workers = 1)
+      : TestLayer(kind, format_of(scheme), shape, workers) {}
+  TestLayer(ExpertsBackendKind kind, const config::ExpertFormat& format, const ExpertsShape& shape,
+            int workers = 1, const config::SwigluConfig& swiglu = {})
       : runner_(ops::make_cpu_fast_kernels(), workers), shape_(shape) {
     backend_ = make_experts_backend(kind);
     backend_->define_workspace(registry_, shape).value();
     layer_ = backend_
                  ->define(registry_, ExpertsSpec{.slot_prefix = "layers.0.experts",
-                                                 .parameter_prefix = "model.layers.0.mlp.experts",
-                                                 .format = {.scheme = scheme},
-                                                 .shape = shape})
+                                                 .parameter_prefix = kTestPrefix,
+                                                 .format = format,
+                                                 .tensors = tensors_of(format, shape),
+                                                 .shape = shape,
+                                                 .swiglu = swiglu})
                  .value();
     const std::int64_t n = shape.max_rows;
     x_ = operand("x", DType::kF32, {n, shape.hidden_size});
@@ -86,24 +45,30 @@ class TestLayer {
   }
   ~TestLayer() { registry_.close(); }
 
-  void load(const Tensors& tensors) {
+  void load(const Tensors& tensors) { try_load(tensors).value(); }
+  // Errors: those of the derivations.
+  Status try_load(const Tensors& tensors) {
     for (device::Arena* arena : registry_.versioned_arenas()) {
-      arena->protect(device::Protection::kReadWrite).value();
+      HF_TRY(arena->protect(device::Protection::kReadWrite));
     }
     for (const storage::ParameterSpec& parameter : registry_.parameters()) {
       if (parameter.slot) copy(tensor_of(tensors, parameter), registry_.view(*parameter.slot));
     }
-    for (const storage::Derivation& derivation : registry_.derivations()) {
-      for (std::int64_t i = 0; i < derivation.slice_count; ++i) derive(tensors, derivation, i);
+    for (const storage::Slot& slot : registry_.slots()) {
+      const auto value = registry_.constant_value(slot.id);
+      if (!value.empty()) {
+        std::memcpy(registry_.view(slot.id).address, value.data(), value.size());
+      }
     }
-    for (const std::string& name : layer_->constant_slots()) {
-      const storage::SlotId slot = registry_.find_slot(name).value();
-      const auto value = registry_.constant_value(slot);
-      std::memcpy(registry_.view(slot).address, value.data(), value.size());
+    for (const storage::Derivation& derivation : registry_.derivations()) {
+      for (std::int64_t i = 0; i < derivation.slice_count; ++i) {
+        HF_TRY(derive(tensors, derivation, i));
+      }
     }
     for (device::Arena* arena : registry_.versioned_arenas()) {
-      arena->protect(device::Protection::kReadOnly).value();
+      HF_TRY(arena->protect(device::Protection::kReadOnly));
     }
+    return {};
   }
 
   // Overwrites a constant in memory, as a commit would.
@@ -169,24 +134,32 @@ class TestLayer {
   }
   static const HostTensor& tensor_of(const Tensors& tensors,
                                      const storage::ParameterSpec& parameter) {
-    return tensors.at(parameter.name.substr(parameter.name.rfind('.') + 1));
+    return tensors.at(parameter.name.substr(std::strlen(kTestPrefix) + 1));
   }
   static void copy(const HostTensor& from, const tensor::TensorView& to) {
     HF_ASSERT(from.view().shape == to.shape && from.view().dtype == to.dtype, "test tensor fits");
     std::memcpy(to.address, from.view().address, from.bytes());
   }
-  void derive(const Tensors& tensors, const storage::Derivation& derivation, std::int64_t slice) {
+  Status derive(const Tensors& tensors, const storage::Derivation& derivation,
+                std::int64_t slice) {
+    const auto sliced = [&](const tensor::TensorView& view) {
+      return derivation.slice_count > 1 ? view.rows(slice, 1) : view;
+    };
     std::vector<tensor::TensorView> inputs;
     std::vector<tensor::TensorView> outputs;
     for (const storage::DeriveInput& input : derivation.inputs) {
-      const auto id = std::get<storage::ParameterId>(input);
-      const HostTensor& whole = tensor_of(tensors, registry_.parameters()[id.index()]);
-      inputs.push_back(whole.view().rows(slice, 1));
+      if (const auto* slot = std::get_if<storage::SlotId>(&input)) {
+        inputs.push_back(registry_.view(*slot));
+      } else {
+        const auto id = std::get<storage::ParameterId>(input);
+        inputs.push_back(
+            sliced(tensor_of(tensors, registry_.parameters()[id.index()]).view()));
+      }
     }
     for (const storage::SlotId id : derivation.outputs) {
-      outputs.push_back(registry_.view(id).rows(slice, 1));
+      outputs.push_back(sliced(registry_.view(id)));
     }
-    derivation.function(runner_.stream(), inputs, outputs).value();
+    return derivation.function(runner_.stream(), inputs, outputs);
   }
   void randomize_route(base::Rng& rng, std::int64_t row) {
     const std::int64_t k = shape_.experts_per_token;

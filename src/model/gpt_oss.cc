@@ -417,6 +417,7 @@ Status GptOss::define(storage::Registry& registry, const DecoderOptions& options
   const Shape angles{options.max_context, config_.head_dim / 2};
   HF_ASSIGN(rope_cos_, define_table(registry, "rope.cos", angles, rope.cos));
   HF_ASSIGN(rope_sin_, define_table(registry, "rope.sin", angles, rope.sin));
+  HF_ASSIGN(const std::vector<config::ExpertTensor> tensors, config::expert_tensors(config_));
   for (std::size_t i = 0; i < config_.layer_kinds.size(); ++i) {
     HF_ASSIGN(Layer layer, define_layer(registry, config_, options, i));
     HF_ASSIGN(layer.experts,
@@ -424,6 +425,7 @@ Status GptOss::define(storage::Registry& registry, const DecoderOptions& options
                                {.slot_prefix = fmt::format("layers.{}.experts", i),
                                 .parameter_prefix = fmt::format("model.layers.{}.mlp.experts", i),
                                 .format = config_.expert_format,
+                                .tensors = tensors,
                                 .shape = shape,
                                 .swiglu = config_.swiglu}));
     layers_.push_back(std::move(layer));

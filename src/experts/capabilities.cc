@@ -1,0 +1,196 @@
+#include "experts/capabilities.h"
+
+#include <fmt/format.h>
+
+#include <array>
+
+namespace holdfast::experts {
+namespace {
+
+using config::ActivationScheme;
+using config::ExpertScheme;
+using device::DeviceKind;
+
+constexpr int kActivationSchemeCount = 6;
+
+constexpr unsigned bit(ActivationScheme scheme) { return 1u << static_cast<unsigned>(scheme); }
+constexpr unsigned kNone = bit(ActivationScheme::kNone);
+constexpr unsigned kMx = bit(ActivationScheme::kMxfp8);
+constexpr unsigned kStatic = bit(ActivationScheme::kFp8Static);
+constexpr unsigned kToken = bit(ActivationScheme::kFp8Token);
+constexpr unsigned kGroup = bit(ActivationScheme::kFp8TokenGroup);
+constexpr unsigned kFp4 = bit(ActivationScheme::kNvfp4);
+constexpr unsigned kEvery = kNone | kMx | kStatic | kToken | kGroup | kFp4;
+
+struct Entry {
+  ExpertsBackendKind backend;
+  DeviceKind device;
+  ExpertScheme scheme;
+  unsigned activations;
+  Support support;
+};
+
+using B = ExpertsBackendKind;
+using S = ExpertScheme;
+constexpr DeviceKind kCpu = DeviceKind::kCpu;
+constexpr DeviceKind kCuda = DeviceKind::kCuda;
+constexpr Support kNative = Support::kNative;
+constexpr Support kWider = Support::kDequantised;
+
+constexpr Entry kEntries[] = {
+    {B::kReference, kCpu, S::kBF16, kEvery, kWider},
+    {B::kReference, kCpu, S::kF16, kEvery, kWider},
+    {B::kReference, kCpu, S::kF32, kEvery, kNative},
+    {B::kReference, kCpu, S::kMxfp4, kEvery, kWider},
+    {B::kReference, kCpu, S::kMxfp8, kEvery, kWider},
+    {B::kReference, kCpu, S::kFp8Tensor, kEvery, kWider},
+    {B::kReference, kCpu, S::kFp8Channel, kEvery, kWider},
+    {B::kReference, kCpu, S::kFp8Block, kEvery, kWider},
+    {B::kReference, kCpu, S::kNvfp4, kEvery, kWider},
+    {B::kReference, kCpu, S::kInt4, kEvery, kWider},
+
+    {B::kHoldfast, kCpu, S::kBF16, kEvery, kWider},
+    {B::kHoldfast, kCpu, S::kF16, kEvery, kWider},
+    {B::kHoldfast, kCpu, S::kF32, kEvery, kNative},
+    {B::kHoldfast, kCpu, S::kMxfp4, kEvery, kWider},
+    {B::kHoldfast, kCpu, S::kMxfp8, kEvery, kWider},
+    {B::kHoldfast, kCpu, S::kFp8Tensor, kEvery, kWider},
+    {B::kHoldfast, kCpu, S::kFp8Channel, kEvery, kWider},
+    {B::kHoldfast, kCpu, S::kFp8Block, kEvery, kWider},
+    {B::kHoldfast, kCpu, S::kNvfp4, kEvery, kWider},
+    {B::kHoldfast, kCpu, S::kInt4, kEvery, kWider},
+    {B::kHoldfast, kCuda, S::kMxfp4, kNone, kWider},
+
+    {B::kCutlass, kCpu, S::kBF16, kNone, kWider},
+    {B::kCutlass, kCpu, S::kF16, kNone, kWider},
+    {B::kCutlass, kCpu, S::kMxfp4, kNone | kMx, kWider},
+    {B::kCutlass, kCpu, S::kFp8Tensor, kStatic, kWider},
+    {B::kCutlass, kCpu, S::kFp8Block, kGroup, kWider},
+    {B::kCutlass, kCpu, S::kNvfp4, kFp4, kWider},
+
+    {B::kTrtllm, kCpu, S::kBF16, kNone, kWider},
+    {B::kTrtllm, kCpu, S::kMxfp4, kNone | kMx, kWider},
+    {B::kTrtllm, kCpu, S::kFp8Tensor, kStatic, kWider},
+    {B::kTrtllm, kCpu, S::kNvfp4, kFp4, kWider},
+
+    {B::kMarlin, kCpu, S::kMxfp4, kNone, kWider},
+    {B::kMarlin, kCpu, S::kMxfp8, kNone, kWider},
+    {B::kMarlin, kCpu, S::kFp8Tensor, kNone, kWider},
+    {B::kMarlin, kCpu, S::kFp8Channel, kNone, kWider},
+    {B::kMarlin, kCpu, S::kFp8Block, kNone, kWider},
+    {B::kMarlin, kCpu, S::kNvfp4, kNone, kWider},
+    {B::kMarlin, kCpu, S::kInt4, kNone, kWider},
+
+    {B::kMachete, kCpu, S::kInt4, kNone, kWider},
+
+    {B::kUnquantised, kCpu, S::kBF16, kNone, kWider},
+    {B::kUnquantised, kCpu, S::kF16, kNone, kWider},
+    {B::kUnquantised, kCpu, S::kF32, kNone, kNative},
+};
+
+// The pairs that publishers ship, and those that a table must not leave out.
+constexpr SchemePair kPairs[] = {
+    {S::kBF16, ActivationScheme::kNone},       {S::kF16, ActivationScheme::kNone},
+    {S::kF32, ActivationScheme::kNone},        {S::kMxfp4, ActivationScheme::kNone},
+    {S::kMxfp4, ActivationScheme::kMxfp8},     {S::kMxfp4, ActivationScheme::kFp8Static},
+    {S::kMxfp8, ActivationScheme::kNone},      {S::kMxfp8, ActivationScheme::kMxfp8},
+    {S::kFp8Tensor, ActivationScheme::kNone},  {S::kFp8Tensor, ActivationScheme::kFp8Static},
+    {S::kFp8Tensor, ActivationScheme::kFp8Token}, {S::kFp8Channel, ActivationScheme::kNone},
+    {S::kFp8Channel, ActivationScheme::kFp8Token}, {S::kFp8Block, ActivationScheme::kNone},
+    {S::kFp8Block, ActivationScheme::kFp8TokenGroup}, {S::kNvfp4, ActivationScheme::kNone},
+    {S::kNvfp4, ActivationScheme::kNvfp4},     {S::kInt4, ActivationScheme::kNone},
+};
+
+std::string_view device_name(DeviceKind device) { return device == kCuda ? "cuda" : "cpu"; }
+
+std::string how_it_runs(const Entry& entry) {
+  if (entry.device == kCuda) return "decoded to bf16 for the tensor cores";
+  const bool simd = entry.backend == B::kHoldfast;
+  if (entry.support == Support::kNative) {
+    return simd ? "packed, SIMD on all cores" : "as they are";
+  }
+  return simd ? "packed, decoded to f32, SIMD on all cores" : "decoded to f32";
+}
+
+// Why no entry fits: the first thing that is wanting.
+std::string why_not(const BackendOnDevice& where, const config::ExpertFormat& format) {
+  bool on_device = false;
+  bool other_device = false;
+  unsigned activations = 0;
+  for (const Entry& entry : kEntries) {
+    if (entry.backend != where.backend) continue;
+    on_device |= entry.device == where.device;
+    if (entry.scheme != format.scheme) continue;
+    if (entry.device == where.device) activations |= entry.activations;
+    other_device |= entry.device != where.device;
+  }
+  if (!on_device || (other_device && activations == 0)) {
+    return fmt::format("has kernels for the {} only", where.device == kCuda ? "cpu" : "cuda");
+  }
+  if (activations == 0) return "the backend has no such weights";
+  std::string known;
+  for (int i = 0; i < kActivationSchemeCount; ++i) {
+    const auto scheme = static_cast<ActivationScheme>(i);
+    if ((activations & bit(scheme)) == 0) continue;
+    known += (known.empty() ? "" : ", ") + std::string(config::activation_scheme_name(scheme));
+  }
+  return fmt::format("activations {} on {}, the backend takes {}",
+                     config::activation_scheme_name(format.activations),
+                     device_name(where.device), known);
+}
+
+bool fits(const Entry& entry, const BackendOnDevice& where, const config::ExpertFormat& format) {
+  return entry.backend == where.backend && entry.device == where.device &&
+         entry.scheme == format.scheme && (entry.activations & bit(format.activations)) != 0;
+}
+
+}  // namespace
+
+std::string_view support_name(Support support) {
+  switch (support) {
+    case Support::kNative: return "native";
+    case Support::kDequantised: return "dequantised";
+    case Support::kRefused: return "refused";
+  }
+  return "unknown";
+}
+
+Capability capability_of(const BackendOnDevice& where, const config::ExpertFormat& format) {
+  for (const Entry& entry : kEntries) {
+    if (fits(entry, where, format)) return {entry.support, how_it_runs(entry)};
+  }
+  return {Support::kRefused, why_not(where, format)};
+}
+
+std::vector<SchemePair> all_scheme_pairs() { return {std::begin(kPairs), std::end(kPairs)}; }
+
+std::string experts_matrix() {
+  std::vector<BackendOnDevice> columns;
+  for (int i = 0; i < kExpertsBackendCount; ++i) {
+    columns.push_back({static_cast<ExpertsBackendKind>(i), kCpu});
+  }
+  columns.push_back({B::kHoldfast, kCuda});
+  std::string text = "| weights x activations |";
+  std::string rule = "| --- |";
+  for (const BackendOnDevice& column : columns) {
+    text += fmt::format(" {}, {} |", experts_backend_name(column.backend),
+                        device_name(column.device));
+    rule += " --- |";
+  }
+  text += "\n" + rule + "\n";
+  for (const SchemePair& pair : kPairs) {
+    text += fmt::format("| {} x {} |", config::expert_scheme_name(pair.weights),
+                        config::activation_scheme_name(pair.activations));
+    for (const BackendOnDevice& column : columns) {
+      const Capability capability =
+          capability_of(column, {.scheme = pair.weights, .activations = pair.activations});
+      text += capability.support == Support::kRefused
+                  ? fmt::format(" refused: {} |", capability.reason)
+                  : fmt::format(" {} |", support_name(capability.support));
+    }
+    text += "\n";
+  }
+  return text;
+}
+
+}  // namespace holdfast::experts
