@@ -110,8 +110,13 @@ Status paged_attention(const OpContext& context, const PagedAttentionArgs& args)
   return context.kernels.paged_attention(context.stream, args);
 }
 
-Status check_router_top_k(const RouterTopKArgs& args) {
+Status check_router_top_k(const Kernels& kernels, const RouterTopKArgs& args) {
   constexpr const char* kOp = "router_top_k";
+  if (args.over_all && !kernels.routes_over_all()) {
+    return make_error(ErrorCode::kUnsupported,
+                      "router_top_k: this device has no kernel for a softmax over all experts "
+                      "(norm_topk_prob false); choose the cpu");
+  }
   HF_TRY(check_rank(args.logits, 2, kOp, "logits"));
   HF_TRY(check_rank(args.ids, 2, kOp, "ids"));
   const std::int64_t n = args.logits.shape[0];
@@ -127,7 +132,7 @@ Status check_router_top_k(const RouterTopKArgs& args) {
 }
 
 Status router_top_k(const OpContext& context, const RouterTopKArgs& args) {
-  HF_TRY(check_router_top_k(args));
+  HF_TRY(check_router_top_k(context.kernels, args));
   return context.kernels.router_top_k(context.stream, args);
 }
 

@@ -11,6 +11,7 @@ Status check_linear(const LinearArgs& args);
 Status check_gather_rows(const GatherRowsArgs& args);
 Status check_rope(const RopeArgs& args);
 Status check_kv_write(const KvWriteArgs& args);
-Status check_router_top_k(const RouterTopKArgs& args);
+// `kernels` must know over_all when it is asked for, else kUnsupported.
+Status check_router_top_k(const Kernels& kernels, const RouterTopKArgs& args);
 
 }  // namespace holdfast::ops

@@ -1,4 +1,5 @@
-// The fused ops: their checks, and the parts in turn for devices that have nothing better.
+// What a device may lack: the fused ops, which are then their parts in turn, and ops that few
+// models need. With the checks of the fused ops.
 #include "base/error.h"
 #include "ops/check_ops.h"
 
@@ -13,7 +14,16 @@ Status check_same(const TensorView& from, const TensorView& to, const char* op,
                     op, operands, from.shape.to_string(), to.shape.to_string());
 }
 
+Status no_kernel(const char* op) {
+  return make_error(ErrorCode::kUnsupported,
+                    "{}: this device has no kernel for it; choose the cpu for this model", op);
+}
+
 }  // namespace
+
+Status Kernels::head_norm(device::Stream&, const HeadNormArgs&) { return no_kernel("head_norm"); }
+
+Status Kernels::silu_gate(device::Stream&, const SiluGateArgs&) { return no_kernel("silu_gate"); }
 
 Status Kernels::qkv(device::Stream& stream, const QkvArgs& args) {
   HF_TRY(rms_norm(stream, args.norm));
@@ -48,7 +58,7 @@ Status qkv(const OpContext& context, const QkvArgs& args) {
 Status route(const OpContext& context, const RouteArgs& args) {
   HF_TRY(check_rms_norm(args.norm));
   HF_TRY(check_linear(args.linear));
-  HF_TRY(check_router_top_k(args.top_k));
+  HF_TRY(check_router_top_k(context.kernels, args.top_k));
   HF_TRY(check_same(args.norm.out, args.linear.x, "route", "norm.out and linear.x"));
   HF_TRY(check_same(args.linear.out, args.top_k.logits, "route", "linear.out and top_k.logits"));
   return context.kernels.route(context.stream, args);

@@ -1,4 +1,6 @@
-// Contracts of the ops on whole rows of activations: embedding, rms_norm, linear, gather_rows.
+// Contracts of the ops on whole rows of activations: embedding, rms_norm, head_norm, linear,
+// silu_gate, gather_rows.
+#include "base/error.h"
 #include "ops/check.h"
 #include "ops/check_ops.h"
 #include "ops/ops.h"
@@ -33,6 +35,40 @@ Status check_rms_norm(const RmsNormArgs& args) {
 Status rms_norm(const OpContext& context, const RmsNormArgs& args) {
   HF_TRY(check_rms_norm(args));
   return context.kernels.rms_norm(context.stream, args);
+}
+
+Status head_norm(const OpContext& context, const HeadNormArgs& args) {
+  constexpr const char* kOp = "head_norm";
+  HF_TRY(check_rank(args.x, 2, kOp, "x"));
+  HF_TRY(check_rank(args.query_weight, 1, kOp, "query_weight"));
+  const std::int64_t dim = args.query_weight.shape[0];
+  const std::int64_t width = args.x.shape[1];
+  if (dim < 1 || args.query_head_count < 0 || args.key_head_count < 0 ||
+      args.query_head_count > width / dim ||
+      args.key_head_count > width / dim - args.query_head_count) {
+    return make_error(ErrorCode::kMismatch,
+                      "head_norm: {} query and {} key heads of {} do not fit operand x {}",
+                      args.query_head_count, args.key_head_count, dim, args.x.shape.to_string());
+  }
+  HF_TRY(check_operand(args.x, {kOp, "x", {DType::kF32}, args.x.shape}));
+  HF_TRY(check_operand(args.query_weight,
+                       {kOp, "query_weight", {DType::kBF16, DType::kF32}, {dim}}));
+  HF_TRY(check_operand(args.key_weight, {kOp, "key_weight", {DType::kBF16, DType::kF32}, {dim}}));
+  HF_TRY(check_active_rows(args.active_rows, kOp));
+  return context.kernels.head_norm(context.stream, args);
+}
+
+Status silu_gate(const OpContext& context, const SiluGateArgs& args) {
+  constexpr const char* kOp = "silu_gate";
+  HF_TRY(check_rank(args.x, 2, kOp, "x"));
+  HF_TRY(check_rank(args.out, 2, kOp, "out"));
+  const std::int64_t n = args.out.shape[0];
+  const std::int64_t inner = args.out.shape[1];
+  HF_TRY(check_operand(args.x, {kOp, "x", {DType::kF32}, {n, 2 * inner}}));
+  HF_TRY(check_operand(args.out, {kOp, "out", {DType::kF32}, {n, inner}}));
+  HF_TRY(check_disjoint(args.x, args.out, kOp, "x and out"));
+  HF_TRY(check_active_rows(args.active_rows, kOp));
+  return context.kernels.silu_gate(context.stream, args);
 }
 
 Status check_linear(const LinearArgs& args) {

@@ -4,7 +4,8 @@
 // Notation: n rows (tokens) of a step; every op touches only rows [0, *active_rows) of its row-wise
 // operands, read from memory when it runs, so that one captured graph serves any count up to n.
 // Rows are independent: a row's bits never depend on n, on the other rows, or on thread count.
-// Errors of the free functions: kMismatch naming op, operand and both shapes or dtypes.
+// Errors of the free functions: kMismatch naming op, operand and both shapes or dtypes;
+// kUnsupported for an op that the device has no kernel for.
 #pragma once
 
 #include <cstdint>
@@ -39,6 +40,24 @@ struct RmsNormArgs {
   float eps = 1e-5f;
 };
 
+// RMSNorm of single heads, in place: the first query_head_count heads of each row under
+// query_weight, the next key_head_count under key_weight; what follows is left alone.
+// x f32 [n, W], W >= (query_head_count + key_head_count) * d; weights bf16|f32 [d].
+struct HeadNormArgs {
+  TensorView x, query_weight, key_weight;
+  TensorView active_rows;
+  std::int64_t query_head_count = 0;
+  std::int64_t key_head_count = 0;
+  float eps = 1e-6f;
+};
+
+// out[r, i] = silu(x[r, i]) * x[r, I + i] with silu(g) = g / (1 + exp(-g)).
+// x f32 [n, 2 I]; out f32 [n, I], must not overlap x.
+struct SiluGateArgs {
+  TensorView x, out;
+  TensorView active_rows;
+};
+
 // out[r] = x[r] W^T + bias + residual[r]. x f32 [n, K]; weight bf16|f32 [N, K]; bias bf16|f32 [N]
 // or empty; residual f32 [n, N] or empty, may be out; out f32 [n, N], must not overlap x.
 struct LinearArgs {
@@ -66,7 +85,7 @@ struct KvWriteArgs {
 
 // Causal attention of each row over its sequence's cached keys [0, positions[r]], sliding when
 // window > 0: key j is visible iff 0 <= positions[r] - j < window. Sinks (semantics.md 4.3): one
-// more unscaled logit per query head in the softmax's denominator, without a value.
+// more unscaled logit per query head in the softmax's denominator, without a value; -inf is none.
 // qkv as above (q part); positions i32 [n]; row_sequence i32 [n]: row of block_tables;
 // block_tables i32 [S, B] page indices; sinks bf16|f32 [Hq]; out f32 [n, Hq d].
 // A row with positions[r] < 0 gets zeros. d <= kMaxHeadDim.
@@ -78,11 +97,13 @@ struct PagedAttentionArgs {
 };
 
 // The k largest logits of each row, largest first, ties to the lower index; weights = softmax over
-// those k (semantics.md 3.8). NaN counts as -inf.
+// those k, or over all E (then their sum is below 1) (semantics.md 3.8). A softmax over all that is
+// renormalised is the one over those k. NaN counts as -inf.
 // logits f32 [n, E]; ids i32 [n, k]; weights f32 [n, k].
 struct RouterTopKArgs {
   TensorView logits, ids, weights;
   TensorView active_rows;
+  bool over_all = false;
 };
 
 // out[r] = x[rows[r]] for r < *active_rows. x f32 [n, H]; rows i32 [m]; out f32 [m, H].
@@ -131,6 +152,11 @@ class Kernels {
   virtual Status paged_attention(device::Stream& stream, const PagedAttentionArgs& args) = 0;
   virtual Status router_top_k(device::Stream& stream, const RouterTopKArgs& args) = 0;
   virtual Status gather_rows(device::Stream& stream, const GatherRowsArgs& args) = 0;
+  // Not on every device: kUnsupported unless one has them.
+  virtual Status head_norm(device::Stream& stream, const HeadNormArgs& args);
+  virtual Status silu_gate(device::Stream& stream, const SiluGateArgs& args);
+  // Whether router_top_k and route know RouterTopKArgs::over_all.
+  virtual bool routes_over_all() const { return false; }
   // The parts in turn, unless a device does better.
   virtual Status qkv(device::Stream& stream, const QkvArgs& args);
   virtual Status route(device::Stream& stream, const RouteArgs& args);
@@ -158,6 +184,8 @@ Status kv_write(const OpContext& context, const KvWriteArgs& args);
 Status paged_attention(const OpContext& context, const PagedAttentionArgs& args);
 Status router_top_k(const OpContext& context, const RouterTopKArgs& args);
 Status gather_rows(const OpContext& context, const GatherRowsArgs& args);
+Status head_norm(const OpContext& context, const HeadNormArgs& args);
+Status silu_gate(const OpContext& context, const SiluGateArgs& args);
 // Errors: those of the parts, and kMismatch where one part's output is not the next one's input.
 Status qkv(const OpContext& context, const QkvArgs& args);
 Status route(const OpContext& context, const RouteArgs& args);

@@ -1,7 +1,8 @@
-// embedding, rms_norm, rope, kv_write, gather_rows and router_top_k on all cores: rows are the
-// tasks. Against the reference: embedding, kv_write, gather_rows and router_top_k give the same
-// bits; rope rounds once less where the machine fuses a multiply and an add; rms_norm adds its
-// squares lane by lane (a shorter chain, so a smaller error).
+// embedding, rms_norm, head_norm, silu_gate, rope, kv_write, gather_rows and router_top_k on all
+// cores: rows are the tasks. Against the reference: embedding, kv_write, gather_rows and
+// router_top_k give the same bits; rope rounds once less where the machine fuses a multiply and an
+// add; the norms add their squares lane by lane (a shorter chain, so a smaller error); silu_gate's
+// exp is Highway's, 1 ulp.
 #include "ops/cpu/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -10,6 +11,7 @@
 
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "hwy/contrib/math/math-inl.h"
 #include "ops/cpu/kernel_sets.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -71,24 +73,70 @@ HWY_INLINE float sum_of_squares(const float* x, std::int64_t count) {
   return hn::GetLane(hn::SumOfLanes(d, sum)) + rest;
 }
 
-void rms_norm_rows(const RmsNormKernel& args, std::int64_t begin, std::int64_t end) {
+// out = x * rsqrt(mean(x^2) + eps) * weight
+HWY_INLINE void normalise(const float* x, const View& weight, std::int64_t count, double eps,
+                          float* out) {
   const F32 d;
+  const bool wide = weight.is_f32 != 0;
+  const float mean = sum_of_squares(x, count) / static_cast<float>(count);
+  const float scale = 1.0f / std::sqrt(mean + static_cast<float>(eps));
+  const VF scales = hn::Set(d, scale);
+  for_elements(
+      count,
+      [&](std::int64_t i) HWY_ATTR {
+        const VF w = wide ? hn::LoadU(d, weight.as<const float>() + i)
+                          : load_bf16(d, weight.as<const std::uint16_t>() + i);
+        hn::StoreU(hn::Mul(hn::Mul(hn::LoadU(d, x + i), scales), w), d, out + i);
+      },
+      [&](std::int64_t i) { out[i] = x[i] * scale * weight_at(weight, i); });
+}
+
+void rms_norm_rows(const RmsNormKernel& args, std::int64_t begin, std::int64_t end) {
   const std::int64_t hidden = args.x.shape[1];
-  const bool wide = args.weight.is_f32 != 0;
   for (std::int64_t r = begin; r < end; ++r) {
-    const float* x = args.x.as<const float>() + r * hidden;
-    float* out = args.out.as<float>() + r * hidden;
-    const float mean = sum_of_squares(x, hidden) / static_cast<float>(hidden);
-    const float scale = 1.0f / std::sqrt(mean + static_cast<float>(args.eps));
-    const VF scales = hn::Set(d, scale);
-    for_elements(
-        hidden,
-        [&](std::int64_t i) HWY_ATTR {
-          const VF w = wide ? hn::LoadU(d, args.weight.as<const float>() + i)
-                            : load_bf16(d, args.weight.as<const std::uint16_t>() + i);
-          hn::StoreU(hn::Mul(hn::Mul(hn::LoadU(d, x + i), scales), w), d, out + i);
-        },
-        [&](std::int64_t i) { out[i] = x[i] * scale * weight_at(args.weight, i); });
+    normalise(args.x.as<const float>() + r * hidden, args.weight, hidden, args.eps,
+              args.out.as<float>() + r * hidden);
+  }
+}
+
+void head_norm_rows(const HeadNormKernel& args, std::int64_t begin, std::int64_t end) {
+  const std::int64_t dim = args.query_weight.shape[0];
+  for (std::int64_t r = begin; r < end; ++r) {
+    float* x = args.x.as<float>() + r * args.x.shape[1];
+    for (std::int64_t head = 0; head < args.query_heads + args.key_heads; ++head) {
+      const View& weight = head < args.query_heads ? args.query_weight : args.key_weight;
+      normalise(x + head * dim, weight, dim, args.eps, x + head * dim);
+    }
+  }
+}
+
+// g / (1 + exp(-g)); Highway's exp is good up to 104, where it is infinite already.
+HWY_INLINE VF silu(VF gate) {
+  const F32 d;
+  const VF e = hn::Exp(d, hn::Min(hn::Neg(gate), hn::Set(d, 104.0f)));
+  const VF out = hn::Div(gate, hn::Add(hn::Set(d, 1.0f), e));
+  return hn::IfThenElse(hn::IsNaN(gate), gate, out);
+}
+
+void silu_gate_rows(const SiluGateKernel& args, std::int64_t begin, std::int64_t end) {
+  const F32 d;
+  const std::int64_t inner = args.out.shape[1];
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  for (std::int64_t r = begin; r < end; ++r) {
+    const float* gate = args.x.as<const float>() + r * 2 * inner;
+    const float* up = gate + inner;
+    float* out = args.out.as<float>() + r * inner;
+    std::int64_t i = 0;
+    for (; i + lanes <= inner; i += lanes) {
+      hn::StoreU(hn::Mul(silu(hn::LoadU(d, gate + i)), hn::LoadU(d, up + i)), d, out + i);
+    }
+    if (i == inner) continue;
+    // The rest through the same arithmetic, so that an element's bits do not depend on its place.
+    HWY_ALIGN float buffer[2][hn::MaxLanes(F32())] = {};
+    std::copy(gate + i, gate + inner, buffer[0]);
+    std::copy(up + i, up + inner, buffer[1]);
+    hn::Store(hn::Mul(silu(hn::Load(d, buffer[0])), hn::Load(d, buffer[1])), d, buffer[0]);
+    std::copy_n(buffer[0], inner - i, out + i);
   }
 }
 
@@ -131,6 +179,8 @@ namespace holdfast::ops::cpu {
 
 HWY_EXPORT(embedding_rows);
 HWY_EXPORT(rms_norm_rows);
+HWY_EXPORT(head_norm_rows);
+HWY_EXPORT(silu_gate_rows);
 HWY_EXPORT(rope_rows);
 
 namespace {
@@ -157,6 +207,16 @@ void Fast::embedding(const EmbeddingKernel& args, device::WorkerPool& workers) {
 void Fast::rms_norm(const RmsNormKernel& args, device::WorkerPool& workers) {
   for_rows(workers, args, active_row_count(args.active_rows, args.x.shape[0]), args.x.shape[1],
            HWY_DYNAMIC_DISPATCH(rms_norm_rows));
+}
+
+void Fast::head_norm(const HeadNormKernel& args, device::WorkerPool& workers) {
+  for_rows(workers, args, active_row_count(args.active_rows, args.x.shape[0]), args.x.shape[1],
+           HWY_DYNAMIC_DISPATCH(head_norm_rows));
+}
+
+void Fast::silu_gate(const SiluGateKernel& args, device::WorkerPool& workers) {
+  for_rows(workers, args, active_row_count(args.active_rows, args.x.shape[0]), args.x.shape[1],
+           HWY_DYNAMIC_DISPATCH(silu_gate_rows));
 }
 
 void Fast::rope(const RopeKernel& args, device::WorkerPool& workers) {

@@ -43,6 +43,15 @@ struct RmsNormKernel {
   View x, weight, out, active_rows;
   double eps = 0;
 };
+struct HeadNormKernel {
+  View x, query_weight, key_weight, active_rows;
+  std::int64_t query_heads = 0;
+  std::int64_t key_heads = 0;
+  double eps = 0;
+};
+struct SiluGateKernel {
+  View x, out, active_rows;
+};
 struct LinearKernel {
   View x, weight, bias, residual, out, active_rows;
 };
@@ -61,18 +70,22 @@ struct PagedAttentionKernel {
 };
 struct RouterTopKKernel {
   View logits, ids, weights, active_rows;
+  std::int64_t over_all = 0;
 };
 struct GatherRowsKernel {
   View x, rows, out, active_rows;
 };
 static_assert(sizeof(View) == 48 && std::has_unique_object_representations_v<LinearKernel>);
 static_assert(sizeof(RmsNormKernel) == 4 * sizeof(View) + 8);
+static_assert(sizeof(HeadNormKernel) == 4 * sizeof(View) + 24);
 static_assert(sizeof(PagedAttentionKernel) == 9 * sizeof(View) + 16);
 
 // Plain scalar loops, on the launching thread alone.
 struct Reference {
   static void embedding(const EmbeddingKernel& args, device::WorkerPool& workers);
   static void rms_norm(const RmsNormKernel& args, device::WorkerPool& workers);
+  static void head_norm(const HeadNormKernel& args, device::WorkerPool& workers);
+  static void silu_gate(const SiluGateKernel& args, device::WorkerPool& workers);
   static void linear(const LinearKernel& args, device::WorkerPool& workers);
   static void rope(const RopeKernel& args, device::WorkerPool& workers);
   static void kv_write(const KvWriteKernel& args, device::WorkerPool& workers);
@@ -85,6 +98,8 @@ struct Reference {
 struct Fast {
   static void embedding(const EmbeddingKernel& args, device::WorkerPool& workers);
   static void rms_norm(const RmsNormKernel& args, device::WorkerPool& workers);
+  static void head_norm(const HeadNormKernel& args, device::WorkerPool& workers);
+  static void silu_gate(const SiluGateKernel& args, device::WorkerPool& workers);
   static void linear(const LinearKernel& args, device::WorkerPool& workers);
   static void rope(const RopeKernel& args, device::WorkerPool& workers);
   static void kv_write(const KvWriteKernel& args, device::WorkerPool& workers);

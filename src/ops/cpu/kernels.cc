@@ -33,6 +33,25 @@ class CpuKernels final : public Kernels {
                                        reads("active_rows", a.active_rows), writes("out", a.out)});
   }
 
+  Status head_norm(Stream& stream, const HeadNormArgs& a) override {
+    const cpu::HeadNormKernel kernel{kernel_view(a.x),           kernel_view(a.query_weight),
+                                     kernel_view(a.key_weight),  kernel_view(a.active_rows),
+                                     a.query_head_count,         a.key_head_count,
+                                     double{a.eps}};
+    return launch_cpu<&Set::head_norm>(
+        stream, "head_norm", kernel,
+        {updates("x", a.x), reads("query_weight", a.query_weight),
+         reads("key_weight", a.key_weight), reads("active_rows", a.active_rows)});
+  }
+
+  Status silu_gate(Stream& stream, const SiluGateArgs& a) override {
+    const cpu::SiluGateKernel kernel{kernel_view(a.x), kernel_view(a.out),
+                                     kernel_view(a.active_rows)};
+    return launch_cpu<&Set::silu_gate>(
+        stream, "silu_gate", kernel,
+        {reads("x", a.x), reads("active_rows", a.active_rows), writes("out", a.out)});
+  }
+
   Status linear(Stream& stream, const LinearArgs& a) override {
     const cpu::LinearKernel kernel{kernel_view(a.x),    kernel_view(a.weight),
                                    kernel_view(a.bias), kernel_view(a.residual),
@@ -85,12 +104,15 @@ class CpuKernels final : public Kernels {
 
   Status router_top_k(Stream& stream, const RouterTopKArgs& a) override {
     const cpu::RouterTopKKernel kernel{kernel_view(a.logits), kernel_view(a.ids),
-                                       kernel_view(a.weights), kernel_view(a.active_rows)};
+                                       kernel_view(a.weights), kernel_view(a.active_rows),
+                                       a.over_all ? 1 : 0};
     return launch_cpu<&Set::router_top_k>(
         stream, "router_top_k", kernel,
         {reads("logits", a.logits), reads("active_rows", a.active_rows), writes("ids", a.ids),
          writes("weights", a.weights)});
   }
+
+  bool routes_over_all() const override { return true; }
 
   Status gather_rows(Stream& stream, const GatherRowsArgs& a) override {
     const cpu::GatherRowsKernel kernel{kernel_view(a.x), kernel_view(a.rows), kernel_view(a.out),

@@ -31,8 +31,8 @@ std::int32_t best_remaining(const float* logits, std::int64_t experts, const std
 
 }  // namespace
 
-// weights = softmax(logits[ids]); a logit equal to the largest counts exp(0) even when both are
-// infinite, so that the weights are always numbers.
+// weights = softmax(logits[ids]), or those of softmax(logits); a logit equal to the largest counts
+// exp(0) even when both are infinite, so that the weights are always numbers.
 void Reference::router_top_k(const RouterTopKKernel& args, device::WorkerPool&) {
   const std::int64_t rows = active_row_count(args.active_rows, args.logits.shape[0]);
   const std::int64_t experts = args.logits.shape[1];
@@ -43,11 +43,18 @@ void Reference::router_top_k(const RouterTopKKernel& args, device::WorkerPool&) 
     float* weights = args.weights.as<float>() + r * k;
     for (std::int64_t i = 0; i < k; ++i) ids[i] = best_remaining(logits, experts, ids, i);
     const float largest = number_or_lowest(logits[ids[0]]);
+    const auto share = [largest](float value) {
+      const float logit = number_or_lowest(value);
+      return logit == largest ? 1.0f : std::exp(logit - largest);
+    };
     float sum = 0.0f;
     for (std::int64_t i = 0; i < k; ++i) {
-      const float logit = number_or_lowest(logits[ids[i]]);
-      weights[i] = logit == largest ? 1.0f : std::exp(logit - largest);
+      weights[i] = share(logits[ids[i]]);
       sum += weights[i];
+    }
+    if (args.over_all != 0) {
+      sum = 0.0f;
+      for (std::int64_t e = 0; e < experts; ++e) sum += share(logits[e]);
     }
     for (std::int64_t i = 0; i < k; ++i) weights[i] /= sum;
   }

@@ -1,4 +1,5 @@
-// The formulas of embedding, rms_norm, linear and gather_rows, as scalar loops in float32.
+// The formulas of embedding, rms_norm, head_norm, linear, silu_gate and gather_rows as scalar loops
+// in float32.
 #include <cmath>
 
 #include "ops/cpu/kernel_sets.h"
@@ -20,18 +21,50 @@ void Reference::embedding(const EmbeddingKernel& args, device::WorkerPool&) {
   }
 }
 
-// out[r, h] = x[r, h] * rsqrt(sum_h x[r, h]^2 / H + eps) * weight[h]
+namespace {
+
+// out[h] = x[h] * rsqrt(sum_h x[h]^2 / count + eps) * weight[h]
+void normalise(const float* x, const View& weight, std::int64_t count, double eps, float* out) {
+  float square_sum = 0.0f;
+  for (std::int64_t h = 0; h < count; ++h) square_sum += x[h] * x[h];
+  const float mean = square_sum / static_cast<float>(count);
+  const float scale = 1.0f / std::sqrt(mean + static_cast<float>(eps));
+  for (std::int64_t h = 0; h < count; ++h) out[h] = x[h] * scale * weight_at(weight, h);
+}
+
+}  // namespace
+
 void Reference::rms_norm(const RmsNormKernel& args, device::WorkerPool&) {
   const std::int64_t rows = active_row_count(args.active_rows, args.x.shape[0]);
   const std::int64_t hidden = args.x.shape[1];
   for (std::int64_t r = 0; r < rows; ++r) {
-    const float* x = args.x.as<const float>() + r * hidden;
-    float* out = args.out.as<float>() + r * hidden;
-    float square_sum = 0.0f;
-    for (std::int64_t h = 0; h < hidden; ++h) square_sum += x[h] * x[h];
-    const float mean = square_sum / static_cast<float>(hidden);
-    const float scale = 1.0f / std::sqrt(mean + static_cast<float>(args.eps));
-    for (std::int64_t h = 0; h < hidden; ++h) out[h] = x[h] * scale * weight_at(args.weight, h);
+    normalise(args.x.as<const float>() + r * hidden, args.weight, hidden, args.eps,
+              args.out.as<float>() + r * hidden);
+  }
+}
+
+void Reference::head_norm(const HeadNormKernel& args, device::WorkerPool&) {
+  const std::int64_t rows = active_row_count(args.active_rows, args.x.shape[0]);
+  const std::int64_t dim = args.query_weight.shape[0];
+  for (std::int64_t r = 0; r < rows; ++r) {
+    float* x = args.x.as<float>() + r * args.x.shape[1];
+    for (std::int64_t head = 0; head < args.query_heads + args.key_heads; ++head) {
+      const View& weight = head < args.query_heads ? args.query_weight : args.key_weight;
+      normalise(x + head * dim, weight, dim, args.eps, x + head * dim);
+    }
+  }
+}
+
+// out[r, i] = g / (1 + exp(-g)) * x[r, I + i] with g = x[r, i]
+void Reference::silu_gate(const SiluGateKernel& args, device::WorkerPool&) {
+  const std::int64_t rows = active_row_count(args.active_rows, args.out.shape[0]);
+  const std::int64_t inner = args.out.shape[1];
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const float* gate = args.x.as<const float>() + r * 2 * inner;
+    float* out = args.out.as<float>() + r * inner;
+    for (std::int64_t i = 0; i < inner; ++i) {
+      out[i] = gate[i] / (1.0f + std::exp(-gate[i])) * gate[inner + i];
+    }
   }
 }
 
