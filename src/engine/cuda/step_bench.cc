@@ -44,7 +44,7 @@ config::ModelConfig gpt_oss_20b() {
   config.max_positions = 131072;
   config.rope = {.theta = 150000, .factor = 32, .beta_fast = 32, .beta_slow = 1,
                  .original_max_positions = 4096, .truncate = false};
-  config.expert_scheme = config::ExpertScheme::kMxfp4;
+  config.expert_format.scheme = config::ExpertScheme::kMxfp4;
   for (int i = 0; i < 24; ++i) {
     config.layer_kinds.push_back(i % 2 == 0 ? config::AttentionKind::kSliding
                                             : config::AttentionKind::kFull);

@@ -13,6 +13,8 @@
 namespace holdfast::experts::testing {
 namespace {
 
+const config::ExpertFormat kFormat = format_of(config::ExpertScheme::kMxfp4);
+
 // The same layer as TestLayer, its weights and rows copied from one.
 class GpuLayer {
  public:
@@ -26,7 +28,8 @@ class GpuLayer {
     layer_ = backend_
                  ->define(registry_, ExpertsSpec{.slot_prefix = "layers.0.experts",
                                                  .parameter_prefix = "model.layers.0.mlp.experts",
-                                                 .scheme = config::ExpertScheme::kMxfp4,
+                                                 .format = kFormat,
+                                                 .tensors = tensors_of(kFormat, shape),
                                                  .shape = shape})
                  .value();
     const std::int64_t n = shape.max_rows;

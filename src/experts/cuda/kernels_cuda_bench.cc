@@ -12,6 +12,7 @@
 #include "device/cuda/gpu_timer.h"
 #include "device/devices.h"
 #include "experts/experts.h"
+#include "experts/test_tensors.h"
 #include "ops/ops.h"
 #include "storage/registry.h"
 
@@ -140,12 +141,14 @@ void bench_experts(device::Device& gpu) {
   const auto backend =
       make_experts_backend(ExpertsBackendKind::kHoldfast, device::DeviceKind::kCuda);
   backend->define_workspace(registry, shape).value();
+  const config::ExpertFormat format = testing::format_of(config::ExpertScheme::kMxfp4);
   std::vector<std::unique_ptr<ExpertsLayer>> layers;
   for (int i = 0; i < kLayers; ++i) {
     layers.push_back(backend->define(registry,
                                      {.slot_prefix = "layers." + std::to_string(i) + ".experts",
                                       .parameter_prefix = "l." + std::to_string(i),
-                                      .scheme = config::ExpertScheme::kMxfp4,
+                                      .format = format,
+                                      .tensors = testing::tensors_of(format, shape),
                                       .shape = shape})
                          .value());
   }
