@@ -28,6 +28,9 @@
 namespace holdfast {
 namespace {
 
+constexpr int kPromptTokens = 8;
+constexpr double kUndisturbedMs = 600;  // of steps that a reload's are compared with
+
 using Clock = std::chrono::steady_clock;
 using engine::EngineCore;
 
@@ -207,14 +210,15 @@ struct Bench {
     base::Rng rng(7);
     for (std::int64_t i = 0; i < sequences; ++i) {
       Request request;
-      for (int t = 0; t < 64; ++t) {
+      for (int t = 0; t < kPromptTokens; ++t) {
         request.prompt_ids.push_back(static_cast<std::int32_t>(rng.next_below(100'000)));
       }
       request.max_tokens = 1900;
       request.ignore_eos = true;
       must(core->submit(std::move(request)), "submit");
     }
-    for (std::int64_t i = 0; i < sequences + 20; ++i) must(core->step(), "step");
+    const std::int64_t prefill_steps = sequences * kPromptTokens / 64 + 1;
+    for (std::int64_t i = 0; i < prefill_steps + 3; ++i) must(core->step(), "step");
   }
 
   double step() {
@@ -228,7 +232,10 @@ struct Bench {
               std::int64_t sequences) {
     start(sequences);
     Steps before, during, after;
-    for (int i = 0; i < 100; ++i) before.ms.push_back(step());
+    const Clock::time_point undisturbed = Clock::now();
+    while (before.ms.size() < 10 || ms_since(undisturbed) < kUndisturbedMs) {
+      before.ms.push_back(step());
+    }
     ReloadOptions reload_options;
     reload_options.commit = strategy;
     reload_options.commit_when_ready = false;

@@ -213,6 +213,11 @@ Result<std::unique_ptr<FaultInjector>> FaultInjector::create(std::string_view na
   const bool needs_simulation =
       injector->fails_steps() ||
       (injector->device_fault_ && injector->device_fault_ != Fault::kLaunchFails);
+  if (injector->fails_steps() && device.kind() != device::DeviceKind::kCpu) {
+    return make_error(ErrorCode::kUnsupported,
+                      "fault {} cannot be injected into {}: launches fail on a simulated cpu alone",
+                      name, device.name());
+  }
   if (needs_simulation && injector->device_ == nullptr) {
     return make_error(ErrorCode::kFailedPrecondition,
                       "fault {} cannot be injected into {}: open the engine with simulate_faults",
