@@ -97,7 +97,7 @@ dev_gpu() {
   ensure_packages build test bench
   mkdir -p "$gpu_out"
   build_preset cuda holdfast_cli device_test ops_test experts_test engine_test experts_bench \
-    gpu_reload
+    engine_bench gpu_reload
   gpu_rows=()
   gpu_failures=0
   local folder maker='' started=$SECONDS
@@ -132,6 +132,8 @@ dev_gpu() {
   fi
   gpu_section kernels 180 build/cuda/experts_bench --benchmark_filter=run_gpu
   grep -E ' rows +[0-9]+ ' "$gpu_out/kernels.log" || true
+  gpu_section step 180 build/cuda/engine_bench --benchmark_filter=run_step
+  grep -E ' rows +[0-9]+ ' "$gpu_out/step.log" || true
   cat "$gpu_out/reload.log" 2>/dev/null || true
   title "GPU: $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null ||
                 echo none), commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown)"

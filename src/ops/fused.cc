@@ -1,6 +1,7 @@
 // What a device may lack: the fused ops, which are then their parts in turn, and ops that few
 // models need. With the checks of the fused ops.
 #include "base/error.h"
+#include "ops/check.h"
 #include "ops/check_ops.h"
 
 namespace holdfast::ops {
@@ -44,6 +45,10 @@ Status Kernels::head(device::Stream& stream, const HeadArgs& args) {
   return linear(stream, args.linear);
 }
 
+Status Kernels::choose(device::Stream&, const ChooseArgs&) {
+  return make_error(ErrorCode::kUnsupported, "choose: the host reads this device's logits itself");
+}
+
 Status qkv(const OpContext& context, const QkvArgs& args) {
   HF_TRY(check_rms_norm(args.norm));
   HF_TRY(check_linear(args.linear));
@@ -72,6 +77,22 @@ Status head(const OpContext& context, const HeadArgs& args) {
   HF_TRY(check_same(args.norm.x, args.norm.out, "head", "norm.x and norm.out"));
   HF_TRY(check_same(args.norm.out, args.linear.x, "head", "norm.out and linear.x"));
   return context.kernels.head(context.stream, args);
+}
+
+Status choose(const OpContext& context, const ChooseArgs& args) {
+  using tensor::DType;
+  constexpr const char* kOp = "choose";
+  HF_TRY(check_rank(args.logits, 2, kOp, "logits"));
+  const std::int64_t n = args.logits.shape[0];
+  const std::int64_t chunks = choose_chunks(args.logits.shape[1]);
+  HF_TRY(check_operand(args.logits, {kOp, "logits", {DType::kF32}, args.logits.shape}));
+  HF_TRY(check_operand(args.temperatures, {kOp, "temperatures", {DType::kF32}, {n}}));
+  HF_TRY(check_operand(args.draws, {kOp, "draws", {DType::kI32}, {n, 2}}));
+  HF_TRY(check_operand(args.scratch,
+                       {kOp, "scratch", {DType::kI32}, {n, chunks, kChooseWords}}));
+  HF_TRY(check_operand(args.choices, {kOp, "choices", {DType::kI32}, {n, kChooseWords}}));
+  HF_TRY(check_active_rows(args.active_rows, kOp));
+  return context.kernels.choose(context.stream, args);
 }
 
 }  // namespace holdfast::ops

@@ -112,6 +112,31 @@ struct GatherRowsArgs {
   TensorView active_rows;
 };
 
+// Takes a token of each row of logits where they are, for hosts that cannot read them cheaply: the
+// largest at temperature 0 (ties to the lower id), else one draw over softmax(logits / temperature)
+// in the order of ids with the uniform number of the row. As engine/sampler.h, but for the order in
+// which exponentials are added, which is fixed here, too, and looks at no other row.
+// logits f32 [n, V]; temperatures f32 [n]; draws i32 [n, 2], a float64 in [0, 1) each;
+// scratch i32 [n, choose_chunks(V), 8]; choices i32 [n, 8], a Choice each.
+// On devices without host access only: the CPU's kernels give kUnsupported.
+struct ChooseArgs {
+  TensorView logits, temperatures, draws, scratch, choices;
+  TensorView active_rows;
+};
+struct Choice {
+  std::int32_t id = 0;
+  std::int32_t broken = -1;  // the first logit that is not finite; then nothing else is right
+  float logit = 0;           // of id
+  float largest = 0;
+  double log_total = 0;  // log p(id) = logit - largest - log_total, at temperature 1
+  std::int64_t zero = 0;
+};
+inline constexpr std::int64_t kChooseWords = 8;
+inline constexpr std::int64_t kChooseChunk = 4096;
+inline constexpr std::int64_t choose_chunks(std::int64_t vocab) {
+  return (vocab + kChooseChunk - 1) / kChooseChunk;
+}
+
 // Ops that a device may run as fewer kernels. Each gives what its parts give one after the other;
 // what is marked scratch is left with any contents.
 
@@ -161,6 +186,7 @@ class Kernels {
   virtual Status qkv(device::Stream& stream, const QkvArgs& args);
   virtual Status route(device::Stream& stream, const RouteArgs& args);
   virtual Status head(device::Stream& stream, const HeadArgs& args);
+  virtual Status choose(device::Stream& stream, const ChooseArgs& args);
 };
 
 // Plain scalar loops: the formulas.
@@ -190,5 +216,6 @@ Status silu_gate(const OpContext& context, const SiluGateArgs& args);
 Status qkv(const OpContext& context, const QkvArgs& args);
 Status route(const OpContext& context, const RouteArgs& args);
 Status head(const OpContext& context, const HeadArgs& args);
+Status choose(const OpContext& context, const ChooseArgs& args);
 
 }  // namespace holdfast::ops

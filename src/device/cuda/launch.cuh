@@ -10,6 +10,12 @@ __device__ inline void wait_for_inputs() {
   asm volatile("griddepcontrol.wait;\n" ::: "memory");
 }
 
+// Asks for memory to come into the L2 cache: a hint, so also before wait_for_inputs. `from` and
+// `bytes` are multiples of 16.
+__device__ inline void prefetch(const void* from, unsigned bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(from), "r"(bytes));
+}
+
 // Of a launch with LaunchShape::cluster: between the two, every block of the cluster has begun, so
 // that its shared memory is there. Every thread calls both.
 __device__ inline void cluster_began() {

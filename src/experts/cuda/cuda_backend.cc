@@ -48,8 +48,9 @@ class CudaLayer final : public ExpertsLayer {
                               .beta = view(slots_.constants.beta),
                               .limit = view(slots_.constants.limit)};
     HF_TRY(cuda::group(context.stream, shape, args, workspace));
-    HF_TRY(cuda::gate_up(context.stream, shape, args, views(slots_.gate_up), swiglu, workspace));
-    HF_TRY(cuda::down(context.stream, shape, views(slots_.down), workspace));
+    HF_TRY(cuda::gate_up(context.stream, shape, args, {views(slots_.gate_up), swiglu},
+                         workspace));
+    HF_TRY(cuda::down(context.stream, shape, args, views(slots_.down), workspace));
     return cuda::combine(context.stream, shape, args, workspace);
   }
 

@@ -4,9 +4,9 @@
 //   out[r]        = residual[r] + sum over k, in order, of weights[r, k] down_out[r, k]
 //
 // How a product is shared out, and its one order of additions: ops/cuda/matrix.cuh. A lane reads a
-// whole block of 32 codes (16 bytes) of its two rows and decodes them to bf16 exactly (a code times a
-// power of two). Codes are read once for up to 64 pairs of an expert. Only experts that have pairs get
-// blocks that work; the grid is as large as the most there can be.
+// whole block of 32 codes (16 bytes) of its two rows and decodes them to bf16 exactly (a code times
+// a power of two). Codes are read once for up to 64 pairs of an expert. Only experts that have
+// pairs get blocks that work; the grid is as large as the most there can be.
 #include <cuda_bf16.h>
 
 #include <algorithm>
@@ -14,7 +14,8 @@
 #include "device/cuda/cuda_stream.h"
 #include "device/cuda/launch.cuh"
 #include "experts/cuda/moe_kernels.h"
-#include "ops/cuda/matrix.cuh"
+#include "ops/cuda/few_rows.cuh"
+#include "ops/cuda/tile_rows.cuh"
 
 namespace holdfast::experts::cuda {
 namespace {
@@ -88,34 +89,46 @@ struct MatrixKernel {
   const float* input;
   const int4* work;
   const std::int32_t* group_pairs;
+  const std::int32_t* ids;     // of the only row, in place of work and group_pairs
+  std::int64_t experts;
   std::int64_t rows, blocks;   // of the matrix: rows, K / 32
   std::int64_t pairs_per_row;  // of the input: experts_per_token, or 1 where a pair has a row
   std::int64_t tiles_of_block;
 };
 
 // A block's scale, 2^(s - 127), as two factors: a code's bits taken for a bf16 are its value times
-// 2^-126, so the first is 2^(min(s, 128) - 1); the second, for larger scales only, the rest.
-struct Scale {
-  std::uint32_t first, rest;
-};
-__device__ Scale scale_of(std::uint32_t s) {
-  const std::uint32_t capped = min(s, 128u);
-  const std::uint32_t first = (capped + 126u) << 7;
-  const std::uint32_t rest = (s - capped + 127u) << 7;
-  return {first | first << 16, rest | rest << 16};
+// 2^-126, so the first is 2^(min(s, 128) - 1), twice in a word; the second, for larger scales only,
+// the rest.
+__device__ std::uint32_t first_factor(std::uint32_t s) {
+  return min(s, 128u) * 0x00800080u + 126u * 0x00800080u;
+}
+__device__ std::uint32_t rest_factor(std::uint32_t s) {
+  return (max(s, 128u) - 128u + 127u) * 0x00800080u;
 }
 __device__ std::uint32_t multiply_pairs(std::uint32_t a, std::uint32_t b) {
   const __nv_bfloat162 product = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&a),
                                          *reinterpret_cast<const __nv_bfloat162*>(&b));
   return *reinterpret_cast<const std::uint32_t*>(&product);
 }
-// Codes j and j + 4 of a word of eight, as a pair of bf16. e2m1 (sign, 2 exponent bits, 1 mantissa
-// bit) lies in a bf16's upper bits as it is, subnormals included.
-__device__ std::uint32_t decode(std::uint32_t word, int j, const Scale& scale, bool large) {
-  const std::uint32_t codes = word >> (4 * j);
-  const std::uint32_t bits = (codes & 0x00080008u) << 12 | (codes & 0x00070007u) << 6;
-  const std::uint32_t value = multiply_pairs(bits, scale.first);
-  return large ? multiply_pairs(value, scale.rest) : value;
+// Codes 0 and 4 (kSecond: 1 and 5) of a word of eight, as a pair of bf16 times 2^-126: e2m1 (sign,
+// 2 exponent bits, 1 mantissa bit) lies in a bf16's upper bits as it is, subnormals included. One
+// product moves the sign and the rest to their places; what else it moves is masked.
+template <bool kSecond>
+__device__ std::uint32_t place(std::uint32_t word) {
+  const std::uint32_t moved =
+      kSecond ? (word & 0x00F000F0u) * 0x104u : (word & 0x000F000Fu) * 0x1040u;
+  return moved & 0x81C081C0u;
+}
+
+// What the blocks with this blockIdx.y work on.
+__device__ int4 work_of(const MatrixKernel& a) {
+  const auto y = static_cast<int>(blockIdx.y);
+  if (a.ids == nullptr) return a.work[y];
+  const std::int32_t id = a.ids[y];
+  return make_int4(id >= 0 && id < a.experts ? id : -1, y, y + 1, 0);
+}
+__device__ std::int64_t pair_at(const MatrixKernel& a, int i) {
+  return a.ids == nullptr ? a.group_pairs[i] : i;
 }
 
 // One expert's matrix.
@@ -124,64 +137,71 @@ struct Mxfp4Matrix {
   static constexpr int kUnits = 1;
   struct Unit {
     uint4 low, high;
-    std::uint32_t scales;  // of low, and of high 16 bits on
+    std::uint32_t low_scale, high_scale;
   };
   struct Lines {
-    int low = -1, high = -1;  // the rows' first blocks
+    int low, high;  // the lane's first blocks of the rows
   };
   const uint4* codes;
   const std::uint8_t* scales;
-  int rows, blocks;
+  int rows, blocks, units;  // units: that the lane has a block of
 
   __device__ Mxfp4Matrix(const MatrixKernel& a, int expert)
       : codes(a.codes + expert * a.rows * a.blocks),
         scales(a.scales + expert * a.rows * a.blocks),
         rows(static_cast<int>(a.rows)),
-        blocks(static_cast<int>(a.blocks)) {}
+        blocks(static_cast<int>(a.blocks)),
+        units((blocks - static_cast<int>(threadIdx.x) % 4 + 3) / 4) {}
   __device__ int stages() const { return (blocks + 3) / 4; }
   __device__ std::int64_t columns() const { return blocks * 32; }
   __device__ Lines lines(int tile) const {
     const int low = tile * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
-    return {low < rows ? low * blocks : -1, low + 8 < rows ? (low + 8) * blocks : -1};
+    const int q = threadIdx.x % 4;
+    return {min(low, rows - 1) * blocks + q, min(low + 8, rows - 1) * blocks + q};
   }
   __device__ Unit load(const Lines& lines, int unit, bool valid) const {
-    const int block = unit * 4 + static_cast<int>(threadIdx.x) % 4;
-    valid = valid && block < blocks;
-    Unit loaded = {make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0), 127u | 127u << 16};
-    std::uint32_t low_scale = 127;
-    std::uint32_t high_scale = 127;
-    if (valid && lines.low >= 0) {
-      loaded.low = __ldg(codes + lines.low + block);
-      low_scale = __ldg(scales + lines.low + block);
+    Unit loaded = {make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0), 127u, 127u};
+    if (valid && unit < units) {
+      const int low = lines.low + unit * 4;
+      const int high = lines.high + unit * 4;
+      loaded.low = __ldg(codes + low);
+      loaded.high = __ldg(codes + high);
+      loaded.low_scale = __ldg(scales + low);
+      loaded.high_scale = __ldg(scales + high);
     }
-    if (valid && lines.high >= 0) {
-      loaded.high = __ldg(codes + lines.high + block);
-      high_scale = __ldg(scales + lines.high + block);
-    }
-    loaded.scales = low_scale | high_scale << 16;
     return loaded;
   }
-  __device__ static void fragment(const Unit& unit, int word, std::uint32_t (&a)[2][4]) {
-    const std::uint32_t low_scale = unit.scales & 0xFFFFu;
-    const std::uint32_t high_scale = unit.scales >> 16;
-    const bool large = __any_sync(0xFFFFFFFFu, max(low_scale, high_scale) > 128);
-    const Scale low_factor = scale_of(low_scale);
-    const Scale high_factor = scale_of(high_scale);
-    const std::uint32_t low = word == 0   ? unit.low.x
-                              : word == 1 ? unit.low.y
-                              : word == 2 ? unit.low.z
-                                          : unit.low.w;
-    const std::uint32_t high = word == 0   ? unit.high.x
-                               : word == 1 ? unit.high.y
-                               : word == 2 ? unit.high.z
-                                           : unit.high.w;
+  // What all words of a unit share.
+  struct Factors {
+    std::uint32_t low, high;
+    bool large;  // some scale of the warp is above 128
+  };
+  __device__ static Factors factors(const Unit& unit) {
+    return {first_factor(unit.low_scale), first_factor(unit.high_scale),
+            __any_sync(0xFFFFFFFFu, max(unit.low_scale, unit.high_scale) > 128) != 0};
+  }
+  __device__ static void fragment(const Unit& unit, const Factors& factors,
+                                  std::uint32_t (&a)[2][4]) {
+    const std::uint32_t low = unit.low.x;
+    const std::uint32_t high = unit.high.x;
+    a[0][0] = multiply_pairs(place<false>(low), factors.low);
+    a[0][1] = multiply_pairs(place<false>(high), factors.high);
+    a[0][2] = multiply_pairs(place<true>(low), factors.low);
+    a[0][3] = multiply_pairs(place<true>(high), factors.high);
+    a[1][0] = multiply_pairs(place<false>(low >> 8), factors.low);
+    a[1][1] = multiply_pairs(place<false>(high >> 8), factors.high);
+    a[1][2] = multiply_pairs(place<true>(low >> 8), factors.low);
+    a[1][3] = multiply_pairs(place<true>(high >> 8), factors.high);
+    if (!factors.large) return;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      a[half][0] = decode(low, half * 2, low_factor, large);
-      a[half][1] = decode(high, half * 2, high_factor, large);
-      a[half][2] = decode(low, half * 2 + 1, low_factor, large);
-      a[half][3] = decode(high, half * 2 + 1, high_factor, large);
+    for (int i = 0; i < 8; ++i) {
+      std::uint32_t& pair = a[i / 4][i % 4];
+      pair = multiply_pairs(pair, rest_factor(i % 2 == 0 ? unit.low_scale : unit.high_scale));
     }
+  }
+  __device__ static void turn(Unit& unit) {
+    unit.low = make_uint4(unit.low.y, unit.low.z, unit.low.w, 0);
+    unit.high = make_uint4(unit.high.y, unit.high.z, unit.high.w, 0);
   }
 };
 
@@ -216,7 +236,7 @@ struct GateUpFinish {
     const std::int64_t row = static_cast<std::int64_t>(tile) * 16 + i;
     if (i % 2 != 0 || row + 1 >= a.matrix.rows || work.y + column >= work.z) return;
     const std::uint16_t* bias = a.matrix.bias + work.x * a.matrix.rows + row;
-    const std::int64_t pair = a.matrix.group_pairs[work.y + column];
+    const std::int64_t pair = pair_at(a.matrix, work.y + column);
     a.activation[pair * (a.matrix.rows / 2) + row / 2] =
         swiglu(__fadd_rn(sum, bf16_bits_to_float(bias[0])),
                __fadd_rn(other, bf16_bits_to_float(bias[1])), alpha, beta, limit);
@@ -236,7 +256,7 @@ struct DownFinish {
   __device__ void operator()(int tile, int i, int column, float sum, float) const {
     const std::int64_t row = static_cast<std::int64_t>(tile) * 16 + i;
     if (row >= a.matrix.rows || work.y + column >= work.z) return;
-    const std::int64_t pair = a.matrix.group_pairs[work.y + column];
+    const std::int64_t pair = pair_at(a.matrix, work.y + column);
     a.down_out[pair * a.matrix.rows + row] =
         __fadd_rn(sum, bf16_bits_to_float(a.matrix.bias[work.x * a.matrix.rows + row]));
   }
@@ -246,17 +266,17 @@ extern __shared__ uint4 shared_words[];
 __device__ std::byte* shared_bytes() { return reinterpret_cast<std::byte*>(shared_words); }
 
 __device__ const float* input_row(const MatrixKernel& a, int at) {
-  const std::int64_t pair = a.group_pairs[at];
-  return a.input + pair / a.pairs_per_row * (a.blocks * 32);
+  const auto pair = static_cast<unsigned>(pair_at(a, at));
+  return a.input + pair / static_cast<unsigned>(a.pairs_per_row) * (a.blocks * 32);
 }
 
 // Up to 8 rows, so that an expert has at most 8 pairs: x = their rows in shared memory.
 template <typename Kernel, typename Finish>
-__global__ void __launch_bounds__(kThreads, 2) few_kernel(Kernel k) {
+__global__ void __launch_bounds__(kThreads, 3) few_kernel(Kernel k) {
   __shared__ FewSums sums;
   const MatrixKernel& a = k.matrix;
   wait_for_inputs();
-  const int4 work = a.work[blockIdx.y];
+  const int4 work = work_of(a);
   if (work.x < 0) return;
   const Mxfp4Matrix matrix(a, work.x);
   const int tiles = (matrix.rows + 15) / 16;
@@ -265,8 +285,10 @@ __global__ void __launch_bounds__(kThreads, 2) few_kernel(Kernel k) {
                                min(first + static_cast<int>(a.tiles_of_block), tiles));
   const int stages = matrix.stages();
   const int count = work.z - work.y;
+#pragma unroll 1
   for (int r = 0; r < count; ++r) {
     const float* x = input_row(a, work.y + r);
+#pragma unroll 2
     for (int chunk = threadIdx.x; chunk < stages * 16; chunk += kThreads) {
       const int column = chunk * 8;
       store_chunk<Mxfp4Order>(shared_bytes() + r * Mxfp4Order::row_bytes(stages) +
@@ -284,17 +306,21 @@ template <int kRowTiles, int kGroups, typename Kernel, typename Finish>
 __device__ void run_tiles(const Kernel& k, int4 work) {
   const MatrixKernel& a = k.matrix;
   const Mxfp4Matrix matrix(a, work.x);
-  TileRows<Mxfp4Matrix, kRowTiles, kGroups, kRowTiles == 1 ? 2 : 1, true> tile;
+  TileRows<Mxfp4Matrix, kRowTiles, kGroups, kRowTiles == 1 ? 2 : 1,
+           kTotalsOf<kRowTiles, kGroups>>
+      tile;
   const int first =
       (static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32) * kRowTiles;
-  tile.run(matrix, first, 0, matrix.stages(), shared_bytes(), [&](int i) {
+  tile.run(matrix, {first, 0, matrix.stages()}, shared_bytes(), [&](int i) {
     return work.y + i < work.z ? input_row(a, work.y + i) : nullptr;
   });
   const Finish finish(k, work);
+  __syncthreads();  // x has been read
 #pragma unroll
   for (int t = 0; t < kRowTiles; ++t) {
-    store_fragments<Finish::kPartner, kGroups>(
-        tile.total[t], [&](int i, int column, float sum, float other) {
+    store_tile<Finish::kPartner, kGroups>(
+        tile.acc[t], *reinterpret_cast<TileSums<kGroups>*>(shared_bytes()),
+        [&](int i, int column, float sum, float other) {
           finish(first + t, i, column, sum, other);
         });
   }
@@ -305,7 +331,7 @@ constexpr int kBlockPairs = 64;
 template <int kRowTiles, typename Kernel, typename Finish>
 __global__ void __launch_bounds__(kThreads, kRowTiles == 1 ? 2 : 1) tile_kernel(Kernel k) {
   wait_for_inputs();
-  int4 work = k.matrix.work[blockIdx.y];
+  int4 work = work_of(k.matrix);
   work.y += static_cast<int>(blockIdx.z) * kBlockPairs;
   if (work.x < 0 || work.y >= work.z) return;
   work.z = min(work.z, work.y + kBlockPairs);
@@ -354,17 +380,36 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(CombineKernel 
 
 // ------------------------------------------------------------------------------ launches
 
-MatrixKernel matrix_kernel(const MatrixViews& matrix, const TensorView& input,
-                           std::int64_t pairs_per_row, const Workspace& workspace) {
+// A row goes to an expert once, so one row's pairs need no grouping.
+bool is_grouped(const MoeShape& shape) { return shape.n > 1; }
+
+template <typename T>
+const T* address_of(const TensorView& view) {
+  return view.empty() ? nullptr : view.as<const T>();
+}
+
+// Where a product finds its experts' pairs: work and group_pairs, or ids.
+struct Routing {
+  TensorView work, group_pairs, ids;
+};
+Routing routing_of(const MoeShape& shape, const ExpertsArgs& args, const Workspace& workspace) {
+  if (is_grouped(shape)) return {workspace.work, workspace.group_pairs, {}};
+  return {{}, {}, args.ids};
+}
+
+MatrixKernel matrix_kernel(const MatrixViews& matrix, const MoeShape& shape,
+                           const TensorView& input, const Routing& routing) {
   return {matrix.codes.as<const uint4>(),
           matrix.scales.as<const std::uint8_t>(),
           matrix.bias.as<const std::uint16_t>(),
           input.as<const float>(),
-          workspace.work.as<const int4>(),
-          workspace.group_pairs.as<const std::int32_t>(),
+          address_of<int4>(routing.work),
+          address_of<std::int32_t>(routing.group_pairs),
+          address_of<std::int32_t>(routing.ids),
+          shape.expert_count,
           matrix.codes.shape[1],
           matrix.codes.shape[2],
-          pairs_per_row,
+          1,
           1};
 }
 
@@ -390,7 +435,8 @@ Status launch_matrix(device::Stream& stream, const char* name, const MoeShape& s
     return launch_cuda(stream, {name, launch}, few_kernel<Kernel, Finish>, kernel, operands);
   }
   const bool many = shape.n >= kManyRows;
-  launch.shared_bytes = TileRows<Mxfp4Matrix, 1, 8, 1, true>::kSharedBytes;
+  launch.shared_bytes = many ? TileRows<Mxfp4Matrix, 2, 8, 1, kTotalsOf<2, 8>>::kSharedBytes
+                             : TileRows<Mxfp4Matrix, 1, 8, 2, kTotalsOf<1, 8>>::kSharedBytes;
   launch.grid = dim3(blocks(tiles, kWarps * (many ? 2 : 1)), experts, blocks(shape.n, kBlockPairs));
   return launch_cuda(stream, {name, launch},
                      many ? tile_kernel<2, Kernel, Finish> : tile_kernel<1, Kernel, Finish>, kernel,
@@ -401,6 +447,7 @@ Status launch_matrix(device::Stream& stream, const char* name, const MoeShape& s
 
 Status group(device::Stream& stream, const MoeShape& shape, const ExpertsArgs& args,
              const Workspace& workspace) {
+  if (!is_grouped(shape)) return {};
   const GroupKernel kernel{args.ids.as<const std::int32_t>(),
                            args.active_rows.as<const std::int32_t>(), workspace.work.as<int4>(),
                            workspace.group_pairs.as<std::int32_t>(), shape};
@@ -416,28 +463,34 @@ Status group(device::Stream& stream, const MoeShape& shape, const ExpertsArgs& a
 }
 
 Status gate_up(device::Stream& stream, const MoeShape& shape, const ExpertsArgs& args,
-               const MatrixViews& matrix, const Swiglu& swiglu, const Workspace& workspace) {
-  const GateUpKernel kernel{matrix_kernel(matrix, args.x, shape.experts_per_token, workspace),
+               const GateUpViews& views, const Workspace& workspace) {
+  const auto& [matrix, swiglu] = views;
+  const Routing routing = routing_of(shape, args, workspace);
+  GateUpKernel kernel{matrix_kernel(matrix, shape, args.x, routing),
                             swiglu.alpha.as<const float>(), swiglu.beta.as<const float>(),
                             swiglu.limit.as<const float>(), workspace.activation.as<float>()};
+  kernel.matrix.pairs_per_row = shape.experts_per_token;
   return launch_matrix<GateUpKernel, GateUpFinish>(
       stream, "experts.gate_up", shape, kernel,
       {reads("gate_up_codes", matrix.codes), reads("gate_up_scales", matrix.scales),
-       reads("gate_up_bias", matrix.bias), reads("x", args.x), reads("work", workspace.work),
-       reads("group_pairs", workspace.group_pairs), reads("swiglu_alpha", swiglu.alpha),
+       reads("gate_up_bias", matrix.bias), reads("x", args.x), reads("work", routing.work),
+       reads("group_pairs", routing.group_pairs), reads("ids", routing.ids),
+       reads("swiglu_alpha", swiglu.alpha),
        reads("swiglu_beta", swiglu.beta), reads("swiglu_limit", swiglu.limit),
        writes("activation", workspace.activation)});
 }
 
-Status down(device::Stream& stream, const MoeShape& shape, const MatrixViews& matrix,
-            const Workspace& workspace) {
-  const DownKernel kernel{matrix_kernel(matrix, workspace.activation, 1, workspace),
+Status down(device::Stream& stream, const MoeShape& shape, const ExpertsArgs& args,
+            const MatrixViews& matrix, const Workspace& workspace) {
+  const Routing routing = routing_of(shape, args, workspace);
+  const DownKernel kernel{matrix_kernel(matrix, shape, workspace.activation, routing),
                           workspace.down_out.as<float>()};
   return launch_matrix<DownKernel, DownFinish>(
       stream, "experts.down", shape, kernel,
       {reads("down_codes", matrix.codes), reads("down_scales", matrix.scales),
        reads("down_bias", matrix.bias), reads("activation", workspace.activation),
-       reads("work", workspace.work), reads("group_pairs", workspace.group_pairs),
+       reads("work", routing.work), reads("group_pairs", routing.group_pairs),
+       reads("ids", routing.ids),
        writes("down_out", workspace.down_out)});
 }
 
@@ -450,7 +503,8 @@ Status combine(device::Stream& stream, const MoeShape& shape, const ExpertsArgs&
                              args.active_rows.as<const std::int32_t>(),
                              args.out.as<float>(),
                              shape};
-  const auto columns = static_cast<unsigned>((shape.hidden + kCombineThreads - 1) / kCombineThreads);
+  const auto columns =
+      static_cast<unsigned>((shape.hidden + kCombineThreads - 1) / kCombineThreads);
   return launch_cuda(stream,
                      {"experts.combine",
                       {.grid = dim3(static_cast<unsigned>(shape.n), columns),

@@ -1,5 +1,6 @@
-// The CUDA kernels of MXFP4 experts, in launch order: group the (row, slot) pairs by expert, gate_up
-// with SwiGLU, down, combine. Weights as the checkpoint holds them. No state; the stream's thread.
+// The CUDA kernels of MXFP4 experts, in launch order: group the (row, slot) pairs by expert,
+// gate_up with SwiGLU, down, combine. Weights as the checkpoint holds them. No state; the stream's
+// thread.
 #pragma once
 
 #include <cstdint>
@@ -35,16 +36,21 @@ struct Workspace {
   TensorView down_out;     // f32 [n * K, H], bias included
 };
 
+// Nothing for one row: the products read its ids.
 Status group(device::Stream& stream, const MoeShape& shape, const ExpertsArgs& args,
              const Workspace& workspace);
 // alpha, beta, limit: f32 [E].
 struct Swiglu {
   TensorView alpha, beta, limit;
 };
+struct GateUpViews {
+  MatrixViews matrix;
+  Swiglu swiglu;
+};
 Status gate_up(device::Stream& stream, const MoeShape& shape, const ExpertsArgs& args,
-               const MatrixViews& matrix, const Swiglu& swiglu, const Workspace& workspace);
-Status down(device::Stream& stream, const MoeShape& shape, const MatrixViews& matrix,
-            const Workspace& workspace);
+               const GateUpViews& views, const Workspace& workspace);
+Status down(device::Stream& stream, const MoeShape& shape, const ExpertsArgs& args,
+            const MatrixViews& matrix, const Workspace& workspace);
 Status combine(device::Stream& stream, const MoeShape& shape, const ExpertsArgs& args,
                const Workspace& workspace);
 

@@ -24,6 +24,7 @@ using cuda_kernels::smaller;
 using device::reads;
 using device::writes;
 using device::cuda::launch_cuda;
+using device::cuda::prefetch;
 using device::cuda::wait_for_inputs;
 
 constexpr int kWarps = 8;
@@ -53,9 +54,11 @@ __device__ float sink_at(const AttentionKernel& a, std::int64_t head) {
 // Offset in elements of key j's first head; -1 when its page is out of range.
 __device__ std::int64_t key_offset(const AttentionKernel& a, const std::int32_t* table,
                                    std::int64_t j) {
-  const std::int64_t page = table[j / a.page_size];
+  const auto size = static_cast<unsigned>(a.page_size);
+  const auto block = static_cast<unsigned>(j) / size;
+  const std::int64_t page = table[block];
   if (page < 0 || page >= a.page_count) return -1;
-  return (page * a.page_size + j % a.page_size) * a.kv_heads * a.dim;
+  return (page * a.page_size + (static_cast<unsigned>(j) - block * size)) * a.kv_heads * a.dim;
 }
 
 __device__ float warp_max(float value) {
@@ -113,26 +116,88 @@ struct Running {
   float2 sums[kHeads][kPairs];
 };
 
+// The products of a lane's key, at `offset` (-1: it sees none), with the queries.
+template <int kHeads, int kDim>
+__device__ __forceinline__ void score_key(const AttentionKernel& a, std::int64_t offset,
+                                          const float* queries, float (&scores)[kHeads]) {
+  const std::int64_t dim = kDim > 0 ? kDim : a.dim;
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) scores[h] = 0.0f;
+  if (offset >= 0) {
+    constexpr int kHeld = kDim > 0 && kHeads <= 2 ? 16 : 8;  // loads under way
+    const auto* keys = reinterpret_cast<const float4*>(a.key_pages + offset);
+    const int fours = static_cast<int>(dim) / 4;
+#pragma unroll(kDim > 0 ? kDim / 4 / kHeld : 1)
+    for (int first = 0; first < fours; first += kHeld) {
+      float4 k[kHeld];
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) {
+        if (kDim > 0 || first + i < fours) k[i] = keys[first + i];
+      }
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) {
+        if (kDim == 0 && first + i >= fours) break;
+#pragma unroll
+        for (int h = 0; h < kHeads; ++h) {
+          const float4 q =
+              *reinterpret_cast<const float4*>(queries + h * dim + (first + i) * 4);
+          scores[h] = fmaf(q.x, k[i].x,
+                           fmaf(q.y, k[i].y, fmaf(q.z, k[i].z, fmaf(q.w, k[i].w, scores[h]))));
+        }
+      }
+    }
+  }
+}
+
+// Adds the tile's values, weighted. `weights`: the warp's, shared.
+template <int kHeads, int kPairs, int kDim>
+__device__ __forceinline__ void add_values(const AttentionKernel& a, std::int64_t offset,
+                                           const float* weights,
+                                           Running<kHeads, kPairs>& running) {
+  const int lane = threadIdx.x % 32;
+  const std::int64_t dim = kDim > 0 ? kDim : a.dim;
+  constexpr int kHeld = kDim == 0 ? 4 : kHeads <= 2 ? 32 : 16;  // whose values are under way
+#pragma unroll 1
+  for (int first = 0; first < kTile; first += kHeld) {
+    float2 v[kHeld][kPairs];
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j) {
+      const std::int64_t at = __shfl_sync(0xFFFFFFFFu, offset, first + j);
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) {
+        const std::int64_t d = 2 * lane + i * 64;
+        v[j][i] = at >= 0 && d < dim
+                      ? *reinterpret_cast<const float2*>(a.value_pages + at + d)
+                      : make_float2(0.0f, 0.0f);
+      }
+    }
+#pragma unroll
+    for (int four = 0; four < kHeld; four += 4) {
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+        const float4 p = *reinterpret_cast<const float4*>(weights + h * kTile + first + four);
+        const float each[4] = {p.x, p.y, p.z, p.w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+#pragma unroll
+          for (int i = 0; i < kPairs; ++i) {
+            const float2 value = v[four + j][i];
+            running.sums[h][i].x = fmaf(each[j], value.x, running.sums[h][i].x);
+            running.sums[h][i].y = fmaf(each[j], value.y, running.sums[h][i].y);
+          }
+        }
+      }
+    }
+  }
+}
+
 // A lane's key lies at `offset` (-1: it sees none). `weights`: the warp's, shared.
 template <int kHeads, int kPairs, int kDim>
 __device__ void attend_tile(const AttentionKernel& a, std::int64_t offset, const float* queries,
                             float* weights, Running<kHeads, kPairs>& running) {
   const int lane = threadIdx.x % 32;
-  const std::int64_t dim = kDim > 0 ? kDim : a.dim;
   float scores[kHeads];
-#pragma unroll
-  for (int h = 0; h < kHeads; ++h) scores[h] = 0.0f;
-  if (offset >= 0) {
-#pragma unroll(kDim > 0 ? kDim / 4 : 4)
-    for (std::int64_t d = 0; d < dim; d += 4) {
-      const float4 k = *reinterpret_cast<const float4*>(a.key_pages + offset + d);
-#pragma unroll
-      for (int h = 0; h < kHeads; ++h) {
-        const float4 q = *reinterpret_cast<const float4*>(queries + h * dim + d);
-        scores[h] = fmaf(q.x, k.x, fmaf(q.y, k.y, fmaf(q.z, k.z, fmaf(q.w, k.w, scores[h]))));
-      }
-    }
-  }
+  score_key<kHeads, kDim>(a, offset, queries, scores);
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
     const float score =
@@ -151,34 +216,7 @@ __device__ void attend_tile(const AttentionKernel& a, std::int64_t offset, const
     }
   }
   __syncwarp();
-#pragma unroll(kDim > 0 ? 4 : 1)
-  for (int first = 0; first < kTile; first += 4) {
-    float2 v[4][kPairs];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const std::int64_t at = __shfl_sync(0xFFFFFFFFu, offset, first + j);
-#pragma unroll
-      for (int i = 0; i < kPairs; ++i) {
-        const std::int64_t d = 2 * lane + i * 64;
-        v[j][i] = at >= 0 && d < dim
-                      ? *reinterpret_cast<const float2*>(a.value_pages + at + d)
-                      : make_float2(0.0f, 0.0f);
-      }
-    }
-#pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-      const float4 p = *reinterpret_cast<const float4*>(weights + h * kTile + first);
-      const float each[4] = {p.x, p.y, p.z, p.w};
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-#pragma unroll
-        for (int i = 0; i < kPairs; ++i) {
-          running.sums[h][i].x = fmaf(each[j], v[j][i].x, running.sums[h][i].x);
-          running.sums[h][i].y = fmaf(each[j], v[j][i].y, running.sums[h][i].y);
-        }
-      }
-    }
-  }
+  add_values<kHeads, kPairs, kDim>(a, offset, weights, running);
   __syncwarp();
 }
 
@@ -224,6 +262,21 @@ __device__ void run_strand(const AttentionKernel& a, const Span& span, std::int6
   }
 }
 
+// The keys that a lane's first tile of strand `strand` reads, and their values, on their way into
+// the L2 cache. They were written by earlier steps, all but a few.
+__device__ void prefetch_tile(const AttentionKernel& a, const Span& span, std::int64_t kv_head,
+                              int strand) {
+  const std::int64_t first = span.begin / kTile;
+  const std::int64_t tile = first + (strand - first % kStrands + kStrands) % kStrands;
+  const std::int64_t j = tile * kTile + threadIdx.x % 32;
+  if (j < span.begin || j >= span.end) return;
+  const std::int64_t key = key_offset(a, span.table, j);
+  if (key < 0) return;
+  const auto bytes = static_cast<unsigned>(a.dim) * 4;
+  prefetch(a.key_pages + key + kv_head * a.dim, bytes);
+  prefetch(a.value_pages + key + kv_head * a.dim, bytes);
+}
+
 template <int kShare>
 __device__ const float* of_strand(const float* mine, int strand) {
   if constexpr (kShare == 1) return mine;
@@ -239,6 +292,7 @@ __device__ void join(const AttentionKernel& a, const Heads& heads, std::int64_t 
   const int warp = threadIdx.x / 32;
   const int strand = threadIdx.x % 32;
   const int place = strand % kHere * kHeads;
+#pragma unroll 1
   for (int h = warp; h < heads.count; h += kWarps) {
     const float sink = sink_at(a, heads.first + h);
     const float largest = of_strand<kShare>(shared.largest, strand)[place + h];
@@ -254,16 +308,23 @@ __device__ void join(const AttentionKernel& a, const Heads& heads, std::int64_t 
   __syncthreads();
   const int rank = kShare == 1 ? 0 : static_cast<int>(cg::this_cluster().block_rank());
   const auto dim = static_cast<int>(a.dim);
+#pragma unroll 1
   for (int i = rank * kWarps * 32 + static_cast<int>(threadIdx.x); i < heads.count * dim;
        i += kShare * kWarps * 32) {
     const int h = i / dim;
     float sum = 0.0f;
-#pragma unroll 8
-    for (int s = 0; s < kStrands; ++s) {
-      const float factor = shared.factor[h * kStrands + s];
-      if (factor == 0.0f) continue;
-      const float* sums = of_strand<kShare>(shared.sums, s) + (s % kHere * kHeads + h) * dim;
-      sum = fmaf(sums[i % dim], factor, sum);
+#pragma unroll 1
+    for (int first = 0; first < kStrands; first += 8) {
+      float factor[8], part[8];
+#pragma unroll
+      for (int s = 0; s < 8; ++s) {
+        factor[s] = shared.factor[h * kStrands + first + s];
+        const float* sums = of_strand<kShare>(shared.sums, first + s) +
+                            ((first + s) % kHere * kHeads + h) * dim;
+        part[s] = factor[s] == 0.0f ? 0.0f : sums[i % dim];
+      }
+#pragma unroll
+      for (int s = 0; s < 8; ++s) sum = fmaf(part[s], factor[s], sum);
     }
     a.out[(row * a.query_heads + heads.first) * dim + i] = sum / shared.total[h];
   }
@@ -274,32 +335,41 @@ __global__ void __launch_bounds__(kWarps * 32) attention_kernel(AttentionKernel 
   extern __shared__ float4 shared_words[];
   constexpr int kHere = kStrands / kShare;
   const Shared<kHeads, kHere> shared(reinterpret_cast<float*>(shared_words), a.dim);
-  wait_for_inputs();
+  // What the host wrote before the step can be read at once.
   const std::int64_t row = blockIdx.x / kShare;
-  if (row >= *a.active_rows) return;  // the whole cluster
-  const std::int64_t group = a.query_heads / a.kv_heads;
+  const std::int64_t group =
+      static_cast<unsigned>(a.query_heads) / static_cast<unsigned>(a.kv_heads);
   const std::int64_t slices = (group + kHeads - 1) / kHeads;
-  Heads heads{.kv_head = blockIdx.y / slices};
-  heads.first = heads.kv_head * group + blockIdx.y % slices * kHeads;
+  Heads heads{.kv_head = blockIdx.y / static_cast<unsigned>(slices)};
+  heads.first = heads.kv_head * group + (blockIdx.y - heads.kv_head * slices) * kHeads;
   heads.count = static_cast<int>(smaller(kHeads, (heads.kv_head + 1) * group - heads.first));
-  const std::int64_t position = a.positions[row];
-  const std::int64_t sequence = a.row_sequence[row];
-  if (position < 0 || sequence < 0 || sequence >= a.sequences) {
+  const bool is_active = row < *a.active_rows;
+  const std::int64_t position = is_active ? a.positions[row] : -1;
+  const std::int64_t sequence = is_active ? a.row_sequence[row] : -1;
+  const bool visible = position >= 0 && sequence >= 0 && sequence < a.sequences;
+  const Span span{
+      .begin = a.window > 0 && position - a.window + 1 > 0 ? position - a.window + 1 : 0,
+      .end = smaller(position + 1, a.blocks * a.page_size),
+      .table = a.block_tables + (visible ? sequence : 0) * a.blocks};
+  const int rank = kShare == 1 ? 0 : static_cast<int>(cg::this_cluster().block_rank());
+  if (visible) {
+    prefetch_tile(a, span, heads.kv_head, rank * kHere + static_cast<int>(threadIdx.x) / 32);
+  }
+  wait_for_inputs();
+  if (!is_active) return;  // the whole cluster
+  if (!visible) {
     for (std::int64_t i = threadIdx.x; i < heads.count * a.dim; i += kWarps * 32) {
       a.out[(row * a.query_heads + heads.first) * a.dim + i] = 0.0f;
     }
     return;  // the whole cluster
   }
-  for (std::int64_t i = threadIdx.x; i < kHeads * a.dim; i += kWarps * 32) {
-    const bool there = i / a.dim < heads.count;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < kHeads * static_cast<int>(a.dim); i += kWarps * 32) {
+    const bool there = i < heads.count * static_cast<int>(a.dim);
     shared.queries[i] = there ? a.qkv[row * a.width + heads.first * a.dim + i] : 0.0f;
   }
   __syncthreads();
-  const Span span{
-      .begin = a.window > 0 && position - a.window + 1 > 0 ? position - a.window + 1 : 0,
-      .end = smaller(position + 1, a.blocks * a.page_size),
-      .table = a.block_tables + sequence * a.blocks};
-  const int rank = kShare == 1 ? 0 : static_cast<int>(cg::this_cluster().block_rank());
+#pragma unroll 1
   for (int here = static_cast<int>(threadIdx.x) / 32; here < kHere; here += kWarps) {
     run_strand<kHeads, kPairs, kDim, kHere>(a, span, heads.kv_head, shared,
                                             make_int2(rank * kHere + here, here));
@@ -330,15 +400,18 @@ Choice choice(std::int64_t dim) {
   return {attention_kernel<kHeads, kPairs, kDim, kBlocks>,
           Shared<kHeads, kStrands / kBlocks>::bytes(dim), kHeads, kBlocks};
 }
-Choice choose(std::int64_t rows, std::int64_t dim) {
+Choice choose(std::int64_t rows, std::int64_t dim, std::int64_t window) {
   if (dim == 64) {
+    const bool is_short = window > 0 && window <= 8 * kTile;
+    if (rows <= kFewRows && is_short) return choice<2, 1, 64, 1>(dim);
     if (rows <= kFewRows) return choice<2, 1, 64, kShare>(dim);
-    if (rows <= kSharedRows) return choice<8, 1, 64, kShare>(dim);
+    if (rows <= kSharedRows && !is_short) return choice<8, 1, 64, kShare>(dim);
     return choice<8, 1, 64, 1>(dim);
   }
-  if (dim <= 64) return rows <= kSharedRows ? choice<8, 1, 0, kShare>(dim) : choice<8, 1, 0, 1>(dim);
-  if (dim <= 128) return rows <= kSharedRows ? choice<4, 2, 0, kShare>(dim) : choice<4, 2, 0, 1>(dim);
-  return rows <= kSharedRows ? choice<2, 4, 0, kShare>(dim) : choice<2, 4, 0, 1>(dim);
+  const bool shares = rows <= kSharedRows;
+  if (dim <= 64) return shares ? choice<8, 1, 0, kShare>(dim) : choice<8, 1, 0, 1>(dim);
+  if (dim <= 128) return shares ? choice<4, 2, 0, kShare>(dim) : choice<4, 2, 0, 1>(dim);
+  return shares ? choice<2, 4, 0, kShare>(dim) : choice<2, 4, 0, 1>(dim);
 }
 
 }  // namespace
@@ -373,7 +446,7 @@ Status paged_attention(device::Stream& stream, const PagedAttentionArgs& a) {
                                a.window,
                                double{a.scale}};
   const std::int64_t rows = a.qkv.shape[0];
-  const Choice chosen = choose(rows, dim);
+  const Choice chosen = choose(rows, dim, a.window);
   const std::int64_t slices = (query_heads / pages[2] + chosen.heads - 1) / chosen.heads;
   const device::cuda::LaunchShape shape{
       .grid = dim3(static_cast<unsigned>(rows) * chosen.share,

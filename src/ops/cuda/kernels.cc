@@ -35,6 +35,7 @@ class CudaKernels final : public Kernels {
     return done ? Status() : Kernels::route(s, a);
   }
   Status head(Stream& s, const HeadArgs& a) override { return cuda::head(s, a); }
+  Status choose(Stream& s, const ChooseArgs& a) override { return cuda::choose(s, a); }
 };
 
 }  // namespace

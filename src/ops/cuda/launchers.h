@@ -18,5 +18,6 @@ Status gather_rows(device::Stream& stream, const GatherRowsArgs& args);
 Status qkv(device::Stream& stream, const QkvArgs& args, bool& done);
 Status route(device::Stream& stream, const RouteArgs& args, bool& done);
 Status head(device::Stream& stream, const HeadArgs& args);
+Status choose(device::Stream& stream, const ChooseArgs& args);
 
 }  // namespace holdfast::ops::cuda

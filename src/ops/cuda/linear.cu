@@ -1,14 +1,15 @@
-// linear: out[r, o] = sum_k x[r, k] w[o, k] + bias[o] + residual[r, o] (ops.h), and with it what comes
-// before and after: qkv (rms_norm before, rope and kv_write after) and head (gather_rows and rms_norm
-// before). How the product is shared out, and its one order of additions: matrix.cuh. Up to 8 rows are
-// gathered and normed by each block for itself; more of them by kernels of their own.
+// linear: out[r, o] = sum_k x[r, k] w[o, k] + bias[o] + residual[r, o] (ops.h), and with it what
+// comes before and after: qkv (rms_norm before, rope and kv_write after) and head (gather_rows and
+// rms_norm before). How the product is shared out, and its one order of additions: matrix.cuh. Up
+// to 8 rows are gathered and normed by each block for itself; more of them by kernels of their own.
 // Needs K a multiple of 8.
 #include <algorithm>
 
 #include "device/cuda/cuda_stream.h"
 #include "device/cuda/launch.cuh"
 #include "ops/cuda/launchers.h"
-#include "ops/cuda/matrix.cuh"
+#include "ops/cuda/few_rows.cuh"
+#include "ops/cuda/tile_rows.cuh"
 
 namespace holdfast::ops::cuda {
 namespace {
@@ -19,10 +20,11 @@ using device::updates;
 using device::writes;
 using device::cuda::launch_cuda;
 using device::cuda::LaunchShape;
+using device::cuda::prefetch;
 using device::cuda::wait_for_inputs;
 
-// Null where an operand is absent. Whole 8-byte words, so that there is no padding whose stale bytes
-// the audit could take for a pointer.
+// Null where an operand is absent. Whole 8-byte words, so that there is no padding whose stale
+// bytes the audit could take for a pointer.
 struct Product {
   const float* x = nullptr;
   const std::int32_t* x_rows = nullptr;  // row r of x is x_rows[r]
@@ -36,8 +38,8 @@ struct Product {
   double eps = 0;
   std::int64_t inputs = 0, outputs = 0, rows = 0, x_row_count = 0;
   std::int64_t tiles_of_block = 1;
-  // Of qkv, when half > 0: half a head's dimensions; outputs before rotated_end are rotated, and those
-  // from query_end on are keys and values, kv_width each.
+  // Of qkv, when half > 0: half a head's dimensions; outputs before rotated_end are rotated, and
+  // those from query_end on are keys and values, kv_width each.
   const std::int32_t* positions = nullptr;
   const std::int32_t* slot_mapping = nullptr;
   const float* cosine = nullptr;
@@ -54,7 +56,8 @@ __device__ float value_at(const void* values, std::int64_t is_f32, std::int64_t 
   return bf16_bits_to_float(static_cast<const std::uint16_t*>(values)[i]);
 }
 
-// bf16 weights. With `half`, a tile holds 8 dimensions of a head and the 8 that rope turns them with.
+// bf16 weights. With `half`, a tile holds 8 dimensions of a head and the 8 that rope turns them
+// with.
 struct Bf16Matrix {
   using Order = PlainOrder;
   static constexpr int kUnits = 4;  // of 32 columns
@@ -62,41 +65,48 @@ struct Bf16Matrix {
     uint4 low, high;
   };
   struct Lines {
-    const std::uint16_t* low = nullptr;
-    const std::uint16_t* high = nullptr;
+    const uint4* low;  // of the lane's columns of unit 0
+    const uint4* high;
   };
   const std::uint16_t* weight;
-  std::int64_t inputs, outputs, half;
+  std::int64_t inputs, outputs;
+  int half, units;  // units: that the lane has columns of
 
   __device__ explicit Bf16Matrix(const Product& p)
-      : weight(p.weight), inputs(p.inputs), outputs(p.outputs), half(p.half) {}
+      : weight(p.weight),
+        inputs(p.inputs),
+        outputs(p.outputs),
+        half(static_cast<int>(p.half)),
+        units((static_cast<int>(p.inputs) - static_cast<int>(threadIdx.x) % 4 * 8 + 31) / 32) {}
   __device__ int stages() const { return stages_of(inputs); }
   __device__ std::int64_t columns() const { return inputs; }
   // The matrix row of row i of a tile.
-  __device__ std::int64_t row(int tile, int i) const {
-    if (half == 0) return static_cast<std::int64_t>(tile) * 16 + i;
-    const int tiles_of_head = static_cast<int>(half) / 8;
-    const std::int64_t low = tile / tiles_of_head * 2 * half + tile % tiles_of_head * 8;
+  __device__ int row(int tile, int i) const {
+    if (half == 0) return tile * 16 + i;
+    const auto tiles_of_head = static_cast<unsigned>(half) / 8;
+    const auto head = static_cast<int>(static_cast<unsigned>(tile) / tiles_of_head);
+    const int low = head * 2 * half + (tile - head * static_cast<int>(tiles_of_head)) * 8;
     return i < 8 ? low + i : low + half + i - 8;
   }
   __device__ Lines lines(int tile) const {
     const int line = threadIdx.x % 32 / 4;
-    const int column = threadIdx.x % 4 * 8;
-    const std::int64_t low = row(tile, line);
-    const std::int64_t high = row(tile, line + 8);
-    return {low < outputs ? weight + low * inputs + column : nullptr,
-            high < outputs ? weight + high * inputs + column : nullptr};
+    return {line_of(row(tile, line)), line_of(row(tile, line + 8))};
   }
+  __device__ const uint4* line_of(int row) const {
+    return reinterpret_cast<const uint4*>(weight + clamped(row) * inputs + threadIdx.x % 4 * 8);
+  }
+  __device__ std::int64_t clamped(int row) const { return min(row, static_cast<int>(outputs) - 1); }
   __device__ Unit load(const Lines& lines, int unit, bool valid) const {
-    const int column = unit * 32;
-    valid = valid && column + static_cast<int>(threadIdx.x) % 4 * 8 < inputs;
-    return {eight(lines.low, column, valid), eight(lines.high, column, valid)};
+    Unit loaded = {make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0)};
+    if (valid && unit < units) {
+      loaded.low = __ldg(lines.low + unit * 4);
+      loaded.high = __ldg(lines.high + unit * 4);
+    }
+    return loaded;
   }
-  __device__ static uint4 eight(const std::uint16_t* line, int column, bool valid) {
-    if (!valid || line == nullptr) return make_uint4(0, 0, 0, 0);
-    return __ldg(reinterpret_cast<const uint4*>(line + column));
-  }
-  __device__ static void fragment(const Unit& unit, int, std::uint32_t (&a)[2][4]) {
+  struct Factors {};
+  __device__ static Factors factors(const Unit&) { return {}; }
+  __device__ static void fragment(const Unit& unit, const Factors&, std::uint32_t (&a)[2][4]) {
     a[0][0] = unit.low.x;
     a[0][1] = unit.high.x;
     a[0][2] = unit.low.y;
@@ -160,6 +170,7 @@ __device__ const float* row_of(const Product& p, std::int64_t r) {
 // All rows of x, normed, into shared memory.
 __device__ void bring_rows(const Product& p, int rows, std::byte* to) {
   __shared__ float sums[kColumns][kWarps];
+  __shared__ float scales[kColumns];
   const int stages = stages_of(p.inputs);
   if (p.norm != nullptr) {
     for (int r = 0; r < rows; ++r) {
@@ -168,26 +179,26 @@ __device__ void bring_rows(const Product& p, int rows, std::byte* to) {
       if (threadIdx.x % 32 == 0) sums[r][threadIdx.x / 32] = sum;
     }
     __syncthreads();
+    if (threadIdx.x < rows) {
+      scales[threadIdx.x] = norm_scale(sums[threadIdx.x], p.inputs, static_cast<float>(p.eps));
+    }
+    __syncthreads();
   }
-  for (int r = 0; r < rows; ++r) {
-    const float* x = row_of(p, r);
-    const float scale =
-        p.norm == nullptr ? 1.0f : norm_scale(sums[r], p.inputs, static_cast<float>(p.eps));
-    for (int chunk = threadIdx.x; chunk < stages * 16; chunk += kThreads) {
-      const std::int64_t column = chunk * 8;
+#pragma unroll 1
+  for (int chunk = threadIdx.x; chunk < stages * 16; chunk += kThreads) {
+    const int column = chunk * 8;
+    const bool there = column < p.inputs;
+    Eight weight = {};
+    if (there && p.norm != nullptr) weight = load_weights(p.norm, p.norm_is_f32, column);
+    std::byte* at =
+        to + chunk / 16 * PlainOrder::kStageBytes + PlainOrder::chunk_offset(chunk % 16);
+#pragma unroll 2
+    for (int r = 0; r < rows; ++r, at += PlainOrder::row_bytes(stages)) {
+      const float* x = row_of(p, r);
       Eight values = {};
-      if (x != nullptr && column < p.inputs) values = load_eight(x + column);
-      if (p.norm != nullptr && column < p.inputs) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          values.value[i] =
-              normed(values.value[i], scale, value_at(p.norm, p.norm_is_f32, column + i));
-        }
-      }
-      store_chunk<PlainOrder>(to + r * PlainOrder::row_bytes(stages) +
-                                  chunk / 16 * PlainOrder::kStageBytes +
-                                  PlainOrder::chunk_offset(chunk % 16),
-                              values);
+      if (there && x != nullptr) values = load_eight(x + column);
+      if (p.norm != nullptr) values = normed(values, scales[r], weight);
+      store_chunk<PlainOrder>(at, values);
     }
   }
   __syncthreads();
@@ -201,19 +212,28 @@ __device__ std::int64_t active_rows(const Product& p) {
 }
 
 // Weights are read before the kernels before this one have ended: those write none.
-template <bool kRope>
-__global__ void __launch_bounds__(kThreads, 2) few_linear_kernel(Product p) {
+template <bool kRope, bool kDirect>
+__global__ void __launch_bounds__(kThreads, 3) few_linear_kernel(Product p) {
   __shared__ FewSums sums;
   const Bf16Matrix matrix(p);
   const auto tiles = static_cast<int>((p.outputs + 15) / 16);
   const int first = static_cast<int>(blockIdx.x * p.tiles_of_block);
   FewRows<Bf16Matrix, 4> work(matrix, first,
                               min(first + static_cast<int>(p.tiles_of_block), tiles));
+  if (p.tiles_of_block == 1 && threadIdx.x < 16) {
+    prefetch(matrix.weight + matrix.clamped(matrix.row(first, threadIdx.x)) * p.inputs,
+             static_cast<unsigned>(p.inputs) * 2);
+  }
   wait_for_inputs();
   const std::int64_t active = active_rows(p);
   if (active == 0) return;
+  if constexpr (kDirect) {
+    const std::int64_t row = smaller(threadIdx.x % 32 / 4, active - 1);
+    return work.template run_direct<kRope ? 8 : 0>(p.x + row * p.inputs, sums,
+                                                   Finish<kRope>{p, matrix, 0, active});
+  }
   bring_rows(p, static_cast<int>(active), shared_bytes());
-  work.run<kRope ? 8 : 0>(shared_bytes(), static_cast<int>(active), sums,
+  work.template run<kRope ? 8 : 0>(shared_bytes(), static_cast<int>(active), sums,
                           Finish<kRope>{p, matrix, 0, active});
 }
 
@@ -221,26 +241,33 @@ __global__ void __launch_bounds__(kThreads, 2) few_linear_kernel(Product p) {
 
 template <bool kRope, int kGroups>
 __global__ void __launch_bounds__(kThreads, 2) cluster_linear_kernel(Product p) {
-  using Tile = TileRows<Bf16Matrix, 1, kGroups, kGroups >= 4 ? 2 : 4, false>;
-  wait_for_inputs();
-  const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.y) * kGroups * kColumns;
-  const std::int64_t row_end = smaller(active_rows(p), first_row + kGroups * kColumns);
-  if (first_row >= row_end) return;  // the whole cluster
+  using Tile = TileRows<Bf16Matrix, 1, kGroups, kGroups >= 4 ? 2 : 4, Totals::kNone>;
   const Bf16Matrix matrix(p);
   const auto block = static_cast<int>(blockIdx.x) / kSegments;
   const int segment = segment_stages(matrix.stages());
   const int begin = min(static_cast<int>(blockIdx.x) % kSegments * segment, matrix.stages());
   const int end = min(begin + segment, matrix.stages());
+  if (begin < end && threadIdx.x < 16 * kWarps) {
+    const int row = matrix.row(block * kWarps + static_cast<int>(threadIdx.x) / 16,
+                               static_cast<int>(threadIdx.x) % 16);
+    const int column = begin * kStageColumns;
+    prefetch(matrix.weight + matrix.clamped(row) * p.inputs + column,
+             2 * (min(end * kStageColumns, static_cast<int>(p.inputs)) - column));
+  }
+  wait_for_inputs();
+  const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.y) * kGroups * kColumns;
+  const std::int64_t row_end = smaller(active_rows(p), first_row + kGroups * kColumns);
+  if (first_row >= row_end) return;  // the whole cluster
   Tile tile;
   if (begin < end) {
-    tile.run(matrix, block * kWarps + static_cast<int>(threadIdx.x) / 32, begin, end,
+    tile.run(matrix, {block * kWarps + static_cast<int>(threadIdx.x) / 32, begin, end},
              shared_bytes(), [&](int i) {
                return first_row + i < row_end ? p.x + (first_row + i) * p.inputs : nullptr;
              });
   }
   const Finish<kRope> finish{p, matrix, first_row, row_end};
   add_cluster<kRope ? 8 : 0>(
-      tile.acc[0], *reinterpret_cast<ClusterSums<kGroups>*>(shared_bytes()),
+      tile.acc[0], *reinterpret_cast<TileSums<kGroups>*>(shared_bytes()),
       [&](int rank, int i, int column, float sum, float other) {
         finish(block * kWarps + rank, i, column, sum, other);
       });
@@ -248,7 +275,8 @@ __global__ void __launch_bounds__(kThreads, 2) cluster_linear_kernel(Product p) 
 
 template <bool kRope, int kRowTiles, int kGroups>
 __global__ void __launch_bounds__(kThreads, kRowTiles == 1 ? 2 : 1) tile_linear_kernel(Product p) {
-  using Tile = TileRows<Bf16Matrix, kRowTiles, kGroups, kGroups >= 4 ? 2 : 4, true>;
+  using Tile = TileRows<Bf16Matrix, kRowTiles, kGroups, kGroups >= 4 ? 2 : 4,
+                        kTotalsOf<kRowTiles, kGroups>>;
   wait_for_inputs();
   const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.x) * kGroups * kColumns;
   const std::int64_t row_end = smaller(active_rows(p), first_row + kGroups * kColumns);
@@ -257,14 +285,16 @@ __global__ void __launch_bounds__(kThreads, kRowTiles == 1 ? 2 : 1) tile_linear_
   const int first_tile =
       (static_cast<int>(blockIdx.y) * kWarps + static_cast<int>(threadIdx.x) / 32) * kRowTiles;
   Tile tile;
-  tile.run(matrix, first_tile, 0, matrix.stages(), shared_bytes(), [&](int i) {
+  tile.run(matrix, {first_tile, 0, matrix.stages()}, shared_bytes(), [&](int i) {
     return first_row + i < row_end ? p.x + (first_row + i) * p.inputs : nullptr;
   });
   const Finish<kRope> finish{p, matrix, first_row, row_end};
+  __syncthreads();  // x has been read
 #pragma unroll
   for (int t = 0; t < kRowTiles; ++t) {
-    store_fragments<kRope ? 8 : 0, kGroups>(
-        tile.total[t], [&](int i, int column, float sum, float other) {
+    store_tile<kRope ? 8 : 0, kGroups>(
+        tile.acc[t], *reinterpret_cast<TileSums<kGroups>*>(shared_bytes()),
+        [&](int i, int column, float sum, float other) {
           finish(first_tile + t, i, column, sum, other);
         });
   }
@@ -295,6 +325,7 @@ __global__ void __launch_bounds__(128) plain_linear_kernel(PlainKernel k) {
 // ------------------------------------------------------------------------------ launches
 
 constexpr std::int64_t kFewRows = kColumns;
+constexpr std::int64_t kNormRows = 2;  // that each block norms for itself
 constexpr std::int64_t kClusterRows = 256;
 constexpr std::int64_t kManyOutputs = 16384;  // blocks enough without sharing out columns
 
@@ -308,26 +339,30 @@ template <bool kRope>
 Status launch_few(device::Stream& stream, const char* name, Product p, const Operands& operands) {
   const std::int64_t tiles = (p.outputs + 15) / 16;
   p.tiles_of_block = p.outputs >= kManyOutputs ? 8 : 1;
-  const auto shared = static_cast<std::size_t>(PlainOrder::row_bytes(stages_of(p.inputs)) * p.rows);
+  const bool direct = p.norm == nullptr && p.tiles_of_block == 1;
+  const int row_bytes = PlainOrder::row_bytes(stages_of(p.inputs));
+  const auto shared = direct ? std::size_t{0} : static_cast<std::size_t>(row_bytes * p.rows);
   return launch_cuda(stream,
                      {name,
                       {.grid = dim3(blocks(tiles, p.tiles_of_block)),
                        .block = dim3(kThreads),
                        .shared_bytes = shared,
                        .overlaps = true}},
-                     few_linear_kernel<kRope>, p, operands);
+                     direct ? few_linear_kernel<kRope, true> : few_linear_kernel<kRope, false>, p,
+                     operands);
 }
 
 template <bool kRope, int kGroups>
 Status launch_cluster(device::Stream& stream, const char* name, const Product& p,
                       const Operands& operands) {
-  using Tile = TileRows<Bf16Matrix, 1, kGroups, 4, false>;
+  using Tile = TileRows<Bf16Matrix, 1, kGroups, 4, Totals::kNone>;
   return launch_cuda(
       stream,
       {name,
-       {.grid = dim3(blocks(p.outputs, 16 * kWarps) * kSegments, blocks(p.rows, kGroups * kColumns)),
+       {.grid = dim3(blocks(p.outputs, 16 * kWarps) * kSegments,
+                     blocks(p.rows, kGroups * kColumns)),
         .block = dim3(kThreads),
-        .shared_bytes = std::max<std::size_t>(Tile::kSharedBytes, sizeof(ClusterSums<kGroups>)),
+        .shared_bytes = std::max<std::size_t>(Tile::kSharedBytes, sizeof(TileSums<kGroups>)),
         .cluster = kSegments,
         .overlaps = true}},
       cluster_linear_kernel<kRope, kGroups>, p, operands);
@@ -336,7 +371,7 @@ Status launch_cluster(device::Stream& stream, const char* name, const Product& p
 template <bool kRope, int kRowTiles, int kGroups>
 Status launch_tiles(device::Stream& stream, const char* name, const Product& p,
                     const Operands& operands) {
-  using Tile = TileRows<Bf16Matrix, kRowTiles, kGroups, 4, true>;
+  using Tile = TileRows<Bf16Matrix, kRowTiles, kGroups, 4, kTotalsOf<kRowTiles, kGroups>>;
   return launch_cuda(stream,
                      {name,
                       {.grid = dim3(blocks(p.rows, kGroups * kColumns),
@@ -419,7 +454,7 @@ Status qkv(device::Stream& stream, const QkvArgs& a, bool& done) {
          half % 8 == 0 && pages[3] == a.rope.head_dim;
   if (!done) return {};
   Product p = product_of(a.linear);
-  const bool norms = p.rows <= kFewRows;
+  const bool norms = p.rows <= kNormRows;
   if (norms) {
     set_norm(p, a.norm);
   } else {
@@ -450,7 +485,7 @@ Status qkv(device::Stream& stream, const QkvArgs& a, bool& done) {
 }
 
 Status head(device::Stream& stream, const HeadArgs& a) {
-  if (a.linear.x.shape[0] > kFewRows || a.linear.weight.dtype == tensor::DType::kF32) {
+  if (a.linear.x.shape[0] > kNormRows || a.linear.weight.dtype == tensor::DType::kF32) {
     HF_TRY(gather_rows(stream, a.gather));
     HF_TRY(rms_norm(stream, a.norm));
     return linear(stream, a.linear);

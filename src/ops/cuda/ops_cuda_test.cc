@@ -324,6 +324,78 @@ void check_attention(device::Device& gpu, std::int64_t heads, std::int64_t kv_he
       << heads << "/" << kv_heads << " heads of " << dim << ", window " << window;
 }
 
+// What the host's sampler does with a row (engine/sampler.h), in float64.
+Choice choose_on_host(const std::vector<float>& logits, double temperature, double draw) {
+  Choice choice;
+  for (std::size_t i = 1; i < logits.size(); ++i) {
+    if (logits[i] > logits[static_cast<std::size_t>(choice.id)]) {
+      choice.id = static_cast<std::int32_t>(i);
+    }
+  }
+  choice.largest = logits[static_cast<std::size_t>(choice.id)];
+  double total = 0, scaled = 0;
+  for (const float logit : logits) {
+    total += std::exp(double{logit} - double{choice.largest});
+    if (temperature > 0) scaled += std::exp((double{logit} - double{choice.largest}) / temperature);
+  }
+  choice.log_total = std::log(total);
+  double reached = 0;
+  for (std::size_t i = 0; temperature > 0 && i < logits.size(); ++i) {
+    reached += std::exp((double{logits[i]} - double{choice.largest}) / temperature);
+    if (reached <= draw * scaled) continue;
+    choice.id = static_cast<std::int32_t>(i);
+    break;
+  }
+  choice.logit = logits[static_cast<std::size_t>(choice.id)];
+  return choice;
+}
+
+TEST(CudaOps, ChooseTakesTheTokensThatTheHostWouldTake) {
+  HF_GPU_OR_SKIP(gpu);
+  base::Rng rng(21);
+  const std::int64_t n = 6, active = 5, vocab = 9001;
+  const HostTensor logits = random_tensor(rng, DType::kF32, {n, vocab}, 8.0f);
+  logits.view().as<float>()[vocab + 7] = 50.0f;
+  logits.view().as<float>()[vocab + 4500] = 50.0f;  // a tie: the lower id
+  logits.view().as<float>()[4 * vocab + 8000] = NAN;
+  HostTensor temperatures(DType::kF32, {n});
+  HostTensor draws(DType::kI32, {n, 2});
+  const float given[] = {1.0f, 0.0f, 0.7f, 2.0f, 0.0f, 0.0f};
+  for (std::size_t r = 0; r < 6; ++r) {
+    temperatures.as<float>()[r] = given[r];
+    const double draw = r == 3 ? 1.0 - 1e-16 : rng.next_unit();
+    std::memcpy(draws.view().address + r * 8, &draw, 8);
+  }
+  HostTensor choices(DType::kI32, {n, kChooseWords});
+  poison(choices);
+  GpuBench bench(gpu);
+  const HostTensor scratch(DType::kI32, {n, choose_chunks(vocab), kChooseWords});
+  const TensorView out = bench.put(choices);
+  choose(bench.context(), {.logits = bench.put(logits), .temperatures = bench.put(temperatures),
+                           .draws = bench.put(draws), .scratch = bench.put(scratch),
+                           .choices = out, .active_rows = bench.put(i32_tensor({active}))})
+      .value();
+  bench.finish();
+  bench.get(out, choices);
+  const std::vector<float> values = decode(logits.view());
+  for (std::int64_t r = 0; r < active; ++r) {
+    Choice choice;
+    std::memcpy(&choice, choices.view().address + r * 32, 32);
+    EXPECT_EQ(choice.broken, r == 4 ? 8000 : -1);
+    if (r == 4) continue;
+    double draw = 0;
+    std::memcpy(&draw, draws.view().address + r * 8, 8);
+    const std::vector<float> row(values.begin() + r * vocab, values.begin() + (r + 1) * vocab);
+    const Choice expected = choose_on_host(row, double{given[r]}, draw);
+    EXPECT_EQ(choice.id, expected.id) << "row " << r;
+    EXPECT_EQ(choice.logit, expected.logit);
+    EXPECT_EQ(choice.largest, expected.largest);
+    EXPECT_NEAR(choice.log_total, expected.log_total, 1e-12);
+  }
+  EXPECT_EQ(choices.as<std::int32_t>()[static_cast<std::size_t>(active * 8)],
+            static_cast<std::int32_t>(0xDDDDDDDD));
+}
+
 TEST(CudaOps, AttentionAgreesWithTheReference) {
   HF_GPU_OR_SKIP(gpu);
   check_attention(gpu, 64, 8, 64, 0);

@@ -1,7 +1,7 @@
-// route and router_top_k (ops.h): which experts a row goes to. route norms the row, multiplies it with
-// the router's weights in f32 (a warp for each expert, lanes take 8 columns in turn), and picks the
-// k largest, one block a row; few rows get a cluster of eight blocks each, which share the experts out
-// and do the same arithmetic.
+// route and router_top_k (ops.h): which experts a row goes to. route norms the row, multiplies it
+// with the router's weights in f32 (a warp for each expert, lanes take 8 columns in turn), and
+// picks the k largest, one block a row; few rows get a cluster of eight blocks each, which share
+// the experts out and do the same arithmetic.
 #include <cooperative_groups.h>
 
 #include <cmath>
@@ -127,6 +127,12 @@ __device__ float add_chunk(const uint4& w, const float* x, float sum) {
   return sum;
 }
 
+__device__ void store_eight(float* to, const cuda_kernels::Eight& x) {
+  const float* v = x.value;
+  reinterpret_cast<float4*>(to)[0] = make_float4(v[0], v[1], v[2], v[3]);
+  reinterpret_cast<float4*>(to)[1] = make_float4(v[4], v[5], v[6], v[7]);
+}
+
 // Norms the block's row into shared memory, and, by the first block of a row, into a.normed.
 __device__ void norm_row(const RouteKernel& a, std::int64_t row, bool stores, float* to) {
   __shared__ float sums[kWarps];
@@ -135,9 +141,12 @@ __device__ void norm_row(const RouteKernel& a, std::int64_t row, bool stores, fl
   if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
   __syncthreads();
   const float scale = cuda_kernels::norm_scale(sums, a.columns, static_cast<float>(a.eps));
-  for (std::int64_t h = threadIdx.x; h < a.columns; h += kThreads) {
-    to[h] = cuda_kernels::normed(x[h], scale, value_at(a.norm, a.norm_is_f32, h));
-    if (stores) a.normed[row * a.columns + h] = to[h];
+  for (int h = threadIdx.x * 8; h < a.columns; h += kThreads * 8) {
+    const cuda_kernels::Eight values =
+        cuda_kernels::normed(cuda_kernels::load_eight(x + h), scale,
+                             cuda_kernels::load_weights(a.norm, a.norm_is_f32, h));
+    store_eight(to + h, values);
+    if (stores) store_eight(a.normed + row * a.columns + h, values);
   }
   __syncthreads();
 }
@@ -196,7 +205,7 @@ __global__ void __launch_bounds__(kThreads) route_kernel(RouteKernel a) {
 }
 
 constexpr int kShared = 8;
-constexpr std::int64_t kSharedRows = 16;
+constexpr std::int64_t kSharedRows = 64;
 
 }  // namespace
 

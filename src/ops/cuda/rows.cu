@@ -1,6 +1,6 @@
-// The ops that work on one row at a time: embedding, rms_norm, rope, kv_write, gather_rows. Formulas
-// and contracts are in ops.h. One block a row; blocks of rows that are not active end at once. Sums
-// run in a fixed order that does not depend on the row count.
+// The ops that work on one row at a time: embedding, rms_norm, rope, kv_write, gather_rows.
+// Formulas and contracts are in ops.h. One block a row; blocks of rows that are not active end at
+// once. Sums run in a fixed order that does not depend on the row count.
 #include "device/cuda/cuda_stream.h"
 #include "device/cuda/launch.cuh"
 #include "ops/cuda/launchers.h"
