@@ -2,7 +2,6 @@
 // does to decode meanwhile. A and B are two checkpoints of one model; both are held in page-locked
 // memory besides, as a trainer on the same machine would have them. One JSON line for each
 // measurement, and a table row on stdout. Not a test: it ends with 1 when something fails.
-#include <cuda_runtime.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -53,7 +52,7 @@ void must(Status status, const char* what) {
 // All tensors of a checkpoint in memory that is page-locked, and given back at the end.
 class LockedWeights {
  public:
-  explicit LockedWeights(const std::string& directory)
+  LockedWeights(const std::string& directory, device::Device& device)
       : checkpoint_(must(checkpoint::Checkpoint::open(directory), "opening")) {
     std::size_t bytes = 0;
     for (const auto& located : checkpoint_->tensors()) {
@@ -66,10 +65,10 @@ class LockedWeights {
     static_cast<void>(madvise(memory, bytes, MADV_HUGEPAGE));
     memory_ = static_cast<std::byte*>(memory);
     fill();
-    if (cudaHostRegister(memory_, bytes_, cudaHostRegisterPortable) != cudaSuccess) std::exit(1);
+    lock_ = must(device.page_lock({memory_, bytes_}), "page-locking");
   }
   ~LockedWeights() {
-    static_cast<void>(cudaHostUnregister(memory_));
+    lock_.reset();
     static_cast<void>(munmap(memory_, bytes_));
   }
   LockedWeights(const LockedWeights&) = delete;
@@ -112,6 +111,7 @@ class LockedWeights {
   std::vector<std::size_t> offsets_;
   std::byte* memory_ = nullptr;
   std::size_t bytes_ = 0;
+  std::shared_ptr<const void> lock_;
 };
 
 class LockedSource final : public reload::Source {
@@ -345,8 +345,9 @@ int run(int argc, char** argv) {
   bench.open_engine(most, "disk");
   bench.open_engine(most, "page cache");
   bench.counts();
-  bench.locked["A, locked"] = std::make_unique<LockedWeights>(bench.a);
-  bench.locked["B, locked"] = std::make_unique<LockedWeights>(bench.b);
+  device::Device& device = bench.core->runtime().device();
+  bench.locked["A, locked"] = std::make_unique<LockedWeights>(bench.a, device);
+  bench.locked["B, locked"] = std::make_unique<LockedWeights>(bench.b, device);
   for (const std::int64_t batch : batches) {
     for (const char* strategy : {"remap", "copy", "stream"}) {
       bench.reload("B, locked", "page-locked", strategy, batch);
@@ -356,7 +357,7 @@ int run(int argc, char** argv) {
     bench.reload(bench.a, "page cache", "remap", batch);
   }
   bench.counts();
-  bench.core.reset();
+  bench.locked.clear();
   return 0;
 }
 

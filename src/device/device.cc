@@ -44,6 +44,10 @@ Status for_each_piece(Device& device, Memory range, std::vector<std::byte>& buff
 
 Result<std::unique_ptr<Upload>> Device::create_upload() { return make_plain_upload(*this); }
 
+Result<std::shared_ptr<const void>> Device::page_lock(std::span<std::byte>) {
+  return make_error(ErrorCode::kUnsupported, "{} fetches no host memory", name());
+}
+
 Status Device::swap(std::byte*, std::byte*, std::size_t) {
   return make_error(ErrorCode::kUnsupported, "{} swaps no ranges by itself", name());
 }

@@ -117,6 +117,9 @@ class Device {
   virtual Status read(std::byte* to, const std::byte* from, std::size_t bytes) = 0;
   // Many writes at once. The device must outlive it. Errors: kResourceExhausted, kDevice.
   virtual Result<std::unique_ptr<Upload>> create_upload();
+  // Keeps host memory where it is while the result lives, so that Upload::is_page_locked holds for
+  // it. Errors: kUnsupported where nothing is fetched from there; kDevice.
+  virtual Result<std::shared_ptr<const void>> page_lock(std::span<std::byte> memory);
   // Swaps the contents of two ranges of device memory in one go, where the device can do that
   // faster than reads and writes; else kUnsupported, and nothing is touched. Any other error
   // leaves both ranges undefined. Errors: kDevice.

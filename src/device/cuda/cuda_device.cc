@@ -76,6 +76,14 @@ class CudaDevice final : public Device {
     HF_ASSIGN(auto upload, CudaUpload::create(ring_, index_));
     return std::unique_ptr<Upload>(std::move(upload));
   }
+  Result<std::shared_ptr<const void>> page_lock(std::span<std::byte> memory) override {
+    HF_TRY(bind());
+    HF_TRY(check(cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterPortable),
+                 fmt::format("page-locking {} bytes of host memory", memory.size())));
+    return std::shared_ptr<const void>(memory.data(), [](const void* begin) {
+      static_cast<void>(cudaHostUnregister(const_cast<void*>(begin)));
+    });
+  }
   // Arenas are whole pages, so that whole words change places.
   Status swap(std::byte* a, std::byte* b, std::size_t bytes) override {
     constexpr std::size_t kWord = 16;

@@ -151,6 +151,13 @@ TEST(CudaUpload, EveryWayThereBringsTheBytes) {
   const auto upload = gpu.create_upload().value();
   EXPECT_TRUE(upload->is_page_locked(page_locked));
   EXPECT_FALSE(upload->is_page_locked(source));
+  std::vector<std::byte> pages(3 << 20);
+  {
+    const auto lock = gpu.page_lock(pages);
+    ASSERT_TRUE(lock.ok()) << lock.error().to_string();
+    EXPECT_TRUE(upload->is_page_locked(pages));
+  }
+  EXPECT_FALSE(upload->is_page_locked(pages));
   for (const auto from : {page_locked, std::span<const std::byte>(source)}) {
     const std::vector<std::byte> zeros(bytes);
     gpu.write(memory.address, zeros.data(), bytes).value();
