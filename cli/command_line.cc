@@ -373,6 +373,7 @@ std::optional<int> parse_command_line(int argc, char** argv, CommandLine& line) 
   add_serve(app, line);
   add_bench(app, line);
   add_make_checkpoint(app, line);
+  add_quantize(app, line);
   app.add_subcommand("version", "print the version");
   app.footer(std::string(help_footer("")));
   for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {

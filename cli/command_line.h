@@ -10,6 +10,7 @@
 
 #include "cli/bench.h"
 #include "cli/make_checkpoint.h"
+#include "cli/quantize.h"
 #include "cli/serve.h"
 #include "holdfast/engine.h"
 
@@ -77,6 +78,7 @@ struct CommandLine {
   BenchFlags bench;
   ServeFlags serve;
   MakeCheckpointFlags make_checkpoint;
+  QuantizeFlags quantize;
 };
 
 // Parses into `line`. An exit code when there is nothing left to do: help or a version was printed
@@ -105,5 +107,6 @@ int run_verify(const CommandLine& line);
 int run_bench_command(const CommandLine& line);
 int run_serve(const CommandLine& line);
 int run_make_checkpoint(const CommandLine& line);
+int run_quantize(const CommandLine& line);
 
 }  // namespace holdfast::cli

@@ -23,6 +23,7 @@ int run(const CommandLine& line) {
   if (line.command == "serve") return run_serve(line);
   if (line.command == "bench") return run_bench_command(line);
   if (line.command == "make-checkpoint") return run_make_checkpoint(line);
+  if (line.command == "quantize") return run_quantize(line);
   const Status status = write_file("", fmt::format("holdfast {}\n", version()));
   return status.ok() ? kExitDone : report_failure(status.error());
 }
