@@ -33,6 +33,9 @@ struct ExpertsSpec {
   config::ExpertFormat format = {};
   // What the checkpoint publishes for one layer: config::expert_tensors.
   std::vector<config::ExpertTensor> tensors = {};
+  // Quantising on arrival: what the checkpoint publishes, plain values of the same projections;
+  // `tensors` (biases apart) are then made of them, and nobody publishes those. Else empty.
+  std::vector<config::ExpertTensor> source_tensors = {};
   ExpertsShape shape = {};
   config::SwigluConfig swiglu = {};
 };

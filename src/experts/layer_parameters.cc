@@ -27,7 +27,12 @@ using tensor::TensorView;
 Result<ParameterId> LayerParameters::bind(const ExpertTensor& tensor) {
   const auto found = bound_.find(tensor.name);
   if (found != bound_.end()) return found->second;
-  HF_ASSIGN(const ParameterId id, bind_transient(registry_, spec_, tensor));
+  ParameterId id;
+  if (is_made(spec_, tensor)) {
+    id = made_.stand_in(tensor);
+  } else {
+    HF_ASSIGN(id, bind_transient(registry_, spec_, tensor));
+  }
   bound_.emplace(tensor.name, id);
   return id;
 }
@@ -48,11 +53,13 @@ Result<SlotId> LayerParameters::derive(Derived derived) {
                                                .dtype = derived.dtype,
                                                .shape = derived.shape,
                                                .arena = {}}));
-  HF_TRY(registry_.derive(storage::Derivation{.name = name + ".derive",
-                                              .inputs = std::move(derived.inputs),
-                                              .outputs = {slot},
-                                              .slice_count = derived.slice_count,
-                                              .function = std::move(derived.function)}));
+  storage::Derivation derivation{.name = name + ".derive",
+                                 .inputs = std::move(derived.inputs),
+                                 .outputs = {slot},
+                                 .slice_count = derived.slice_count,
+                                 .function = std::move(derived.function)};
+  HF_TRY(made_.resolve(derivation));
+  HF_TRY(registry_.derive(std::move(derivation)));
   return slot;
 }
 

@@ -12,6 +12,7 @@
 
 #include "config/expert_tensors.h"
 #include "experts/experts.h"
+#include "experts/quantized_inputs.h"
 #include "holdfast/result.h"
 #include "storage/registry.h"
 #include "tensor/int4_codecs.h"
@@ -22,10 +23,11 @@ namespace holdfast::experts {
 class LayerParameters {
  public:
   LayerParameters(storage::Registry& registry, const ExpertsSpec& spec)
-      : registry_(registry), spec_(spec) {}
+      : registry_(registry), spec_(spec), made_(registry, spec) {}
 
   storage::Registry& registry() { return registry_; }
   const ExpertsSpec& spec() const { return spec_; }
+  // Of a tensor that is made on arrival, what stands for it among the inputs of `derive`.
   Result<storage::ParameterId> bind(const config::ExpertTensor& tensor);
   // Null when the layer has no such tensor.
   const config::ExpertTensor* find(config::Projection projection, config::TensorRole role) const;
@@ -46,6 +48,7 @@ class LayerParameters {
  private:
   storage::Registry& registry_;
   const ExpertsSpec& spec_;
+  QuantizedInputs made_;
   std::map<std::string, storage::ParameterId> bound_;
 };
 

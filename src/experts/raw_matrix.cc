@@ -6,6 +6,7 @@
 #include "base/assert.h"
 #include "experts/expert_parameters.h"
 #include "experts/layer_parameters.h"
+#include "experts/quantized_inputs.h"
 #include "tensor/codecs.h"
 #include "tensor/fp8_codecs.h"
 #include "tensor/int4_codecs.h"
@@ -177,7 +178,8 @@ Result<RawSlots> define_raw_slots(storage::Registry& registry, const ExpertsSpec
   for (const auto& [role, field] : roles) {
     const config::ExpertTensor* tensor = find_tensor(spec, projection, role);
     if (tensor == nullptr) continue;
-    HF_ASSIGN(slots.*field, define_resident(registry, spec, *tensor));
+    HF_ASSIGN(slots.*field, is_made(spec, *tensor) ? define_made(registry, spec, *tensor)
+                                                   : define_resident(registry, spec, *tensor));
   }
   return slots;
 }

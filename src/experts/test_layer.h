@@ -23,17 +23,18 @@ class TestLayer {
       : TestLayer(kind, format_of(scheme), shape, workers) {}
   TestLayer(ExpertsBackendKind kind, const config::ExpertFormat& format, const ExpertsShape& shape,
             int workers = 1, const config::SwigluConfig& swiglu = {})
-      : runner_(ops::make_cpu_fast_kernels(), workers), shape_(shape) {
+      : TestLayer(kind, ExpertsSpec{.slot_prefix = "layers.0.experts",
+                                    .parameter_prefix = kTestPrefix,
+                                    .format = format,
+                                    .tensors = tensors_of(format, shape),
+                                    .shape = shape,
+                                    .swiglu = swiglu},
+                  workers) {}
+  TestLayer(ExpertsBackendKind kind, const ExpertsSpec& spec, int workers = 1)
+      : runner_(ops::make_cpu_fast_kernels(), workers), shape_(spec.shape), spec_(spec) {
     backend_ = make_experts_backend(kind);
-    backend_->define_workspace(registry_, shape).value();
-    layer_ = backend_
-                 ->define(registry_, ExpertsSpec{.slot_prefix = "layers.0.experts",
-                                                 .parameter_prefix = kTestPrefix,
-                                                 .format = format,
-                                                 .tensors = tensors_of(format, shape),
-                                                 .shape = shape,
-                                                 .swiglu = swiglu})
-                 .value();
+    backend_->define_workspace(registry_, shape_).value();
+    layer_ = backend_->define(registry_, spec_).value();
     const std::int64_t n = shape.max_rows;
     x_ = operand("x", DType::kF32, {n, shape.hidden_size});
     ids_ = operand("ids", DType::kI32, {n, shape.experts_per_token});
@@ -175,6 +176,7 @@ class TestLayer {
 
   ops::testing::Runner runner_;
   ExpertsShape shape_;
+  ExpertsSpec spec_;
   storage::Registry registry_;
   std::unique_ptr<ExpertsBackend> backend_;
   std::unique_ptr<ExpertsLayer> layer_;

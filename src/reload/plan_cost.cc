@@ -124,13 +124,17 @@ Status declare_cost(const storage::Registry& registry, const PlanOptions& option
     ++arenas.count;
   }
   if (registry.device().kind() == device::DeviceKind::kCuda) arenas.rates = kGpuRates;
+  std::uint64_t function_bytes = 0;  // one runs at a time
   for (const DeriveStep& step : plan.derivations) {
     plan.peak_host_bytes = std::max(plan.peak_host_bytes, transient_buffer_bytes(registry, step));
+    function_bytes = std::max(function_bytes,
+                              registry.derivations()[step.derivation_index].host_bytes);
   }
+  plan.peak_host_bytes += function_bytes;
   // Through which casts go, and in which an alias is compared.
   if (any_cast(plan)) plan.peak_host_bytes += kStageChunkBytes;
   if (any_alias(plan)) plan.peak_host_bytes += kStageChunkBytes;
-  plan.peak_host_bytes_pushed = pushed_bytes(registry, plan);
+  plan.peak_host_bytes_pushed = pushed_bytes(registry, plan) + function_bytes;
   if (options.pushed) plan.peak_host_bytes = plan.peak_host_bytes_pushed;
   // Where the host cannot write the staging, what is cast or digested in order passes through one
   // more chunk. (The ring of the uploads is the device's own, as long as that lives.)

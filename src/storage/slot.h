@@ -111,6 +111,7 @@ struct Derivation {
   // and not a layer. Slot inputs are passed whole.
   std::int64_t slice_count = 1;
   DeriveFunction function = {};
+  std::uint64_t host_bytes = 0;  // what the function holds besides its views, where that is much
 };
 
 }  // namespace holdfast::storage
