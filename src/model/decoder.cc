@@ -2,6 +2,8 @@
 
 #include "base/error.h"
 #include "model/gpt_oss.h"
+#include "model/mixtral.h"
+#include "model/qwen3_moe.h"
 
 namespace holdfast::model {
 
@@ -35,6 +37,10 @@ Result<std::unique_ptr<Decoder>> define_decoder(storage::Registry& registry,
   switch (config.architecture) {
     case config::Architecture::kGptOss:
       return define_gpt_oss(registry, config, options);
+    case config::Architecture::kQwen3Moe:
+      return define_qwen3_moe(registry, config, options);
+    case config::Architecture::kMixtral:
+      return define_mixtral(registry, config, options);
   }
   return make_error(ErrorCode::kUnsupported, "no decoder for model_type {}", config.model_type);
 }

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "config/expert_quantizer.h"
 #include "config/model_config.h"
 #include "experts/experts.h"
 #include "holdfast/result.h"
@@ -26,6 +27,10 @@ struct DecoderOptions {
   std::int64_t max_context = 0;     // positions a sequence may have; rope tables and block tables
   std::optional<experts::ExpertsBackendKind> experts_backend;
   device::DeviceKind device = device::DeviceKind::kCpu;
+  // What the experts do to their inputs, in place of what the checkpoint says.
+  std::optional<config::ActivationScheme> expert_activations = {};
+  // What plain experts become as they arrive; empty: they stay as they are.
+  std::optional<config::QuantizeTarget> quantize_experts = {};
 };
 
 // What the engine writes before a step and reads after it. Shapes with n = max_rows.
@@ -40,7 +45,7 @@ struct DecoderSlots {
   storage::SlotId logit_count;   // i32 [1]
   storage::SlotId logits;        // f32 [n, vocab]; rows [0, logit_count) are written
   // i32 [layers, n, experts per token]: where each row went, likeliest first; rows [0, row_count)
-  // of each layer are written.
+  // of each layer with experts are written, the others stay zero.
   storage::SlotId expert_ids;
 };
 
