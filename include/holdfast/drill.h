@@ -23,6 +23,9 @@ struct DrillOptions {
   int threads = 0;
   std::string kernels = "fast";
   std::string experts = "auto";
+  std::string expert_activations = "published";
+  std::string quantize_experts = "";
+  std::int64_t quantize_group_size = 128;
   std::function<void(const std::string& line)> progress;  // one line a stage
 };
 

@@ -36,6 +36,14 @@ struct EngineOptions {
   std::int64_t kv_tokens = 0;        // KV capacity; 0: max_sequences * max_context, at most 65536
   std::string kernels = "fast";      // "fast" or "reference" (plain scalar loops)
   std::string experts = "auto";      // "auto", "holdfast" or "reference"
+  // What the experts do to their inputs: "published" (as the checkpoint says), "none", or rounding
+  // to a format that needs no scale of the checkpoint's: "mxfp8", "fp8-token", "fp8-token-group".
+  std::string expert_activations = "published";
+  // Quantises bf16, f16 or f32 experts as they arrive, at the first load and at every reload and
+  // push, into what quantize_checkpoint writes: one of quantize_schemes(), or "" for experts as the
+  // checkpoint has them. Parameters stay what the source publishes. On the CPU.
+  std::string quantize_experts = "";
+  std::int64_t quantize_group_size = 128;  // int4: inputs to a scale
   std::string commit = "remap";      // the first load's strategy too: "remap", "copy" or "stream"
   bool simulate_faults = false;      // a device that ReloadOptions::inject can make fail
   std::int64_t max_waiting = 4096;   // requests that wait; submit refuses more

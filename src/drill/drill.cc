@@ -35,8 +35,10 @@ constexpr std::int64_t kPageBytes = 4096;
 constexpr std::int64_t kNeighbourBlocks = 16;  // on a GPU
 constexpr std::int64_t kNeighbourBlockBytes = std::int64_t{256} << 20;
 
-constexpr std::array<std::string_view, 4> kDefects = {"rebind-constants", "stale-derived",
-                                                      "skip-layer", "drop-sink"};
+constexpr std::array<std::string_view, 11> kDefects = {
+    "rebind-constants",  "stale-derived",      "skip-layer",       "drop-sink",
+    "rebuilt-workspace", "reregistered-scale", "stale-sort-index", "stale-permutation",
+    "stale-alpha",       "shuffle-twice",      "no-shuffle"};
 constexpr std::array<std::string_view, 15> kFaults = {
     "allocation-fails", "copy-fails", "exchange-fails", "protect-fails", "launch-fails",
     "device-lost",      "short-read", "source-dies",    "garbage",       "nan",
@@ -138,6 +140,9 @@ class Drill {
     // Equal prompts are generated from again and again, and each time all of it is to be computed.
     options.prefix_cache = false;
     options.experts = options_.experts;
+    options.expert_activations = options_.expert_activations;
+    options.quantize_experts = options_.quantize_experts;
+    options.quantize_group_size = options_.quantize_group_size;
     // The first load has no choice to make.
     if (options_.commit != "auto") options.commit = options_.commit;
     options.simulate_faults = injects_fault();

@@ -44,7 +44,9 @@ model::DecoderOptions Runtime::decoder_options() const {
           .page_count = settings_.page_count,
           .max_context = settings_.max_context,
           .experts_backend = settings_.experts,
-          .device = device_->kind()};
+          .device = device_->kind(),
+          .expert_activations = settings_.expert_activations,
+          .quantize_experts = settings_.quantize_experts};
 }
 
 Result<std::map<std::string, std::vector<std::byte>>> Runtime::constants_of(

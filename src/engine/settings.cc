@@ -1,9 +1,13 @@
 #include "engine/settings.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <string_view>
+#include <vector>
 
 #include "base/error.h"
+#include "holdfast/quantize.h"
 
 namespace holdfast::engine {
 
@@ -37,6 +41,35 @@ Result<reload::CommitStrategy> resolve_commit(const std::string& name) {
   return make_error(ErrorCode::kInvalidArgument,
                     "engine option commit is \"{}\", expected \"remap\", \"copy\" or \"stream\"",
                     name);
+}
+
+// Those whose scales come from the checkpoint cannot be asked for.
+Result<std::optional<config::ActivationScheme>> resolve_activations(const std::string& name) {
+  if (name == "published") return std::optional<config::ActivationScheme>();
+  for (const auto scheme :
+       {config::ActivationScheme::kNone, config::ActivationScheme::kMxfp8,
+        config::ActivationScheme::kFp8Token, config::ActivationScheme::kFp8TokenGroup}) {
+    if (name == config::activation_scheme_name(scheme)) {
+      return std::optional<config::ActivationScheme>(scheme);
+    }
+  }
+  return make_error(ErrorCode::kInvalidArgument,
+                    "engine option expert_activations is \"{}\", expected \"published\", \"none\", "
+                    "\"mxfp8\", \"fp8-token\" or \"fp8-token-group\"",
+                    name);
+}
+
+Result<std::optional<config::QuantizeTarget>> resolve_quantize(const EngineOptions& options) {
+  if (options.quantize_experts.empty()) return std::optional<config::QuantizeTarget>();
+  const std::vector<std::string> known = quantize_schemes();
+  const auto scheme = config::expert_scheme_from_name(options.quantize_experts);
+  if (scheme && std::ranges::find(known, options.quantize_experts) != known.end()) {
+    return std::optional<config::QuantizeTarget>(
+        {.scheme = *scheme, .group_size = options.quantize_group_size});
+  }
+  return make_error(ErrorCode::kInvalidArgument,
+                    "engine option quantize_experts is \"{}\", expected \"\" or one of {}",
+                    options.quantize_experts, fmt::join(known, ", "));
 }
 
 Status resolve_context(const EngineOptions& options, const config::ModelConfig& config,
@@ -87,6 +120,8 @@ Result<Settings> resolve_settings(const EngineOptions& options,
   HF_TRY(resolve_kv(options, settings));
   HF_ASSIGN(settings.kernels, resolve_kernels(options.kernels));
   HF_ASSIGN(settings.experts, resolve_experts(options.experts));
+  HF_ASSIGN(settings.expert_activations, resolve_activations(options.expert_activations));
+  HF_ASSIGN(settings.quantize_experts, resolve_quantize(options));
   HF_ASSIGN(settings.commit, resolve_commit(options.commit));
   return settings;
 }

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "config/expert_quantizer.h"
 #include "config/model_config.h"
 #include "experts/experts.h"
 #include "holdfast/engine.h"
@@ -38,6 +39,8 @@ struct Settings {
   bool prefix_cache = true;
   KernelsKind kernels = KernelsKind::kFast;
   std::optional<experts::ExpertsBackendKind> experts;
+  std::optional<config::ActivationScheme> expert_activations;  // empty: as published
+  std::optional<config::QuantizeTarget> quantize_experts;      // empty: as published
   reload::CommitStrategy commit = reload::CommitStrategy::kRemap;
 };
 
