@@ -5,6 +5,7 @@
 #include <variant>
 
 #include "base/assert.h"
+#include "base/error.h"
 #include "config/tensor_names.h"
 #include "model/mlp_block.h"
 #include "model/rope_table.h"
