@@ -97,7 +97,21 @@ struct Case {
   const char* reference;
   const char* kernels;
   const char* experts;
+  // How many layers have intermediates, and which prompts have the logits of decoding.
+  int layers = 2;
+  std::vector<std::size_t> decoded = {2, 7};
 };
+// Of Qwen3-MoE and Mixtral the references hold less.
+Case hub_case(const char* label, std::string (*directory)(), const char* reference,
+              const char* kernels) {
+  return {.label = label,
+          .directory = directory,
+          .reference = reference,
+          .kernels = kernels,
+          .experts = std::string_view(kernels) == "fast" ? "auto" : "reference",
+          .layers = 1,
+          .decoded = {2}};
+}
 void PrintTo(const Case& c, std::ostream* out) { *out << c.label; }
 
 class Fixtures : public testing::TestWithParam<Case> {
@@ -106,6 +120,7 @@ class Fixtures : public testing::TestWithParam<Case> {
     EngineOptions options = test_options(GetParam().directory());
     options.kernels = GetParam().kernels;
     options.experts = GetParam().experts;
+    options.expert_activations = "none";  // as in the references
     return options;
   }
   Reference reference_{GetParam().reference};
@@ -119,7 +134,13 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"BMxfp4Fast", model_b, "gptoss-tiny-B", "fast", "auto"},
         Case{"BMxfp4Reference", model_b, "gptoss-tiny-B", "reference", "reference"},
         Case{"ABf16Fast", model_a_bf16, "gptoss-tiny-A", "fast", "auto"},
-        Case{"ABf16Reference", model_a_bf16, "gptoss-tiny-A", "reference", "reference"}),
+        Case{"ABf16Reference", model_a_bf16, "gptoss-tiny-A", "reference", "reference"},
+        hub_case("QwenBf16Fast", model_qwen_bf16, "qwen3moe-tiny-bf16", "fast"),
+        hub_case("QwenBf16Reference", model_qwen_bf16, "qwen3moe-tiny-bf16", "reference"),
+        hub_case("QwenFp8Fast", model_qwen_fp8, "qwen3moe-tiny-fp8", "fast"),
+        hub_case("QwenFp8Reference", model_qwen_fp8, "qwen3moe-tiny-fp8", "reference"),
+        hub_case("MixtralFast", model_mixtral, "mixtral-tiny-bf16", "fast"),
+        hub_case("MixtralReference", model_mixtral, "mixtral-tiny-bf16", "reference")),
     [](const auto& parameter) { return parameter.param.label; });
 
 // Of one prompt.
@@ -203,7 +224,7 @@ TEST_P(Fixtures, GreedyContinuationsAreIdenticalAloneAndTogether) {
 
 TEST_P(Fixtures, TeacherForcedDecodeLogitsAreThoseOfTheReferenceAndOfDecoding) {
   const auto core = open_core(options());
-  std::vector<std::size_t> with_logits = {2, 7};
+  std::vector<std::size_t> with_logits = GetParam().decoded;
   if (options().kernels == "reference") with_logits = {2};  // the plain loops are slow
   for (const std::size_t i : with_logits) {
     const ReferencePrompt& prompt = reference_.prompts[i];
@@ -297,6 +318,10 @@ void split_fused(std::map<std::string, Array>& taps, const config::ModelConfig& 
     taps[layer + "q_proj_out"] = columns(projected, 0, q);
     taps[layer + "k_proj_out"] = columns(projected, q, kv);
     taps[layer + "v_proj_out"] = columns(projected, q + kv, kv);
+    if (config.query_key_norm) {
+      taps[layer + "q_norm_out"] = columns(taps.at(layer + "qkv_norm_out"), 0, q);
+      taps[layer + "k_norm_out"] = columns(taps.at(layer + "qkv_norm_out"), q, kv);
+    }
     taps[layer + "q_rope"] = columns(taps.at(layer + "qkv_rope"), 0, q);
     taps[layer + "k_rope"] = columns(taps.at(layer + "qkv_rope"), q, kv);
     const Array& middle = taps.at(layer + "after_attn_residual");
@@ -312,12 +337,16 @@ TEST_P(Fixtures, IntermediatesOfTheFirstLayersAreThoseOfTheReference) {
   auto taps = tap_step(core->runtime(), *kernels, reference_.prompts[4].ids);
   split_fused(taps, core->runtime().config());
   std::vector<std::string> names = {"embed_out", "final_norm_out", "logits"};
-  for (const char* layer : {"layers.0.", "layers.1."}) {
+  for (int i = 0; i < GetParam().layers; ++i) {
+    const std::string layer = "layers." + std::to_string(i) + ".";
+    if (core->runtime().config().query_key_norm) {
+      for (const char* name : {"q_norm_out", "k_norm_out"}) names.push_back(layer + name);
+    }
     for (const char* name :
          {"input_layernorm_out", "q_proj_out", "k_proj_out", "v_proj_out", "q_rope", "k_rope",
           "attn_heads_out", "attn_out", "after_attn_residual", "post_attention_layernorm_out",
           "router_logits", "topk_ids", "topk_weights", "moe_out", "layer_out"}) {
-      names.push_back(std::string(layer) + name);
+      names.push_back(layer + name);
     }
   }
   for (const std::string& name : names) {

@@ -39,6 +39,9 @@ inline std::string source_path(const std::string& relative) {
 inline std::string model_a() { return source_path("models/gptoss-tiny-A"); }
 inline std::string model_b() { return source_path("models/gptoss-tiny-B"); }
 inline std::string model_a_bf16() { return source_path("tests/golden/gptoss-tiny-A-bf16"); }
+inline std::string model_qwen_bf16() { return source_path("tests/golden/qwen3moe-tiny-bf16"); }
+inline std::string model_qwen_fp8() { return source_path("tests/golden/qwen3moe-tiny-fp8"); }
+inline std::string model_mixtral() { return source_path("tests/golden/mixtral-tiny-bf16"); }
 
 // Small and quick: a short context, and one thread, because tests run beside each other and a
 // kernel waits for the slowest of its threads. Determinism.* is where thread counts are compared.
