@@ -35,12 +35,12 @@ class TestLayer {
     backend_ = make_experts_backend(kind);
     backend_->define_workspace(registry_, shape_).value();
     layer_ = backend_->define(registry_, spec_).value();
-    const std::int64_t n = shape.max_rows;
-    x_ = operand("x", DType::kF32, {n, shape.hidden_size});
-    ids_ = operand("ids", DType::kI32, {n, shape.experts_per_token});
-    weights_ = operand("weights", DType::kF32, {n, shape.experts_per_token});
-    residual_ = operand("residual", DType::kF32, {n, shape.hidden_size});
-    out_ = operand("out", DType::kF32, {n, shape.hidden_size});
+    const std::int64_t n = shape_.max_rows;
+    x_ = operand("x", DType::kF32, {n, shape_.hidden_size});
+    ids_ = operand("ids", DType::kI32, {n, shape_.experts_per_token});
+    weights_ = operand("weights", DType::kF32, {n, shape_.experts_per_token});
+    residual_ = operand("residual", DType::kF32, {n, shape_.hidden_size});
+    out_ = operand("out", DType::kF32, {n, shape_.hidden_size});
     active_ = operand("active_rows", DType::kI32, {1});
     registry_.seal(runner_.device()).value();
   }
