@@ -1,5 +1,6 @@
 #include "config/gpt_oss_config.h"
 
+#include <algorithm>
 #include <array>
 
 #include "base/error.h"
@@ -22,6 +23,23 @@ constexpr std::array<IntField, 9> kIntFields = {{
     {"num_local_experts", kExperts, &ModelConfig::expert_count},
     {"max_position_embeddings", kPositions, &ModelConfig::max_positions},
 }};
+
+// Named as in OpenAI's own file.
+constexpr std::array<IntField, 10> kOriginalFields = {{
+    {"num_hidden_layers", kLayers, &ModelConfig::layer_count},
+    {"hidden_size", kHiddenSize, &ModelConfig::hidden_size},
+    {"intermediate_size", kIntermediateSize, &ModelConfig::intermediate_size},
+    {"num_attention_heads", kHeads, &ModelConfig::query_head_count},
+    {"num_key_value_heads", kHeads, &ModelConfig::kv_head_count},
+    {"head_dim", kHeadDim, &ModelConfig::head_dim},
+    {"vocab_size", kVocabSize, &ModelConfig::vocab_size},
+    {"num_experts", kExperts, &ModelConfig::expert_count},
+    {"experts_per_token", kExpertsPerToken, &ModelConfig::experts_per_token},
+    {"sliding_window", kPositions, &ModelConfig::sliding_window},
+}};
+constexpr RealRange kRopeTheta{1.0, 1e12};
+constexpr RealRange kRopeFactor{0.0, 1e6};
+constexpr RealRange kRopeBeta{0.0, 1e6};
 
 // The published files state it under both names; older ones under one.
 Result<std::int64_t> parse_experts_per_token(const JsonFields& fields) {
@@ -93,6 +111,41 @@ Result<ModelConfig> parse_gpt_oss(const JsonFields& fields) {
   HF_TRY(require_switch(fields, "tie_word_embeddings", false, false));
   HF_TRY(require_silu(fields));
   HF_TRY(check_dimensions(fields, config, "num_local_experts"));
+  return config;
+}
+
+bool is_gpt_oss_original(const JsonFields& fields) {
+  return !fields.has("model_type") && fields.has("num_experts") && fields.has("rope_ntk_alpha");
+}
+
+Result<ModelConfig> parse_gpt_oss_original(const JsonFields& fields) {
+  ModelConfig config;
+  config.architecture = Architecture::kGptOss;
+  config.model_type = architecture_name(config.architecture);
+  HF_TRY(read_ints(fields, kOriginalFields, config));
+  config.layer_kinds = alternating_kinds(config.layer_count);
+  HF_ASSIGN(const auto limit, fields.optional_real("swiglu_limit", kSwigluLimit));
+  if (limit) config.swiglu.limit = static_cast<float>(*limit);
+  RopeConfig& rope = config.rope;
+  rope.truncate = false;
+  HF_ASSIGN(rope.theta, fields.required_real("rope_theta", kRopeTheta));
+  HF_ASSIGN(rope.factor, fields.required_real("rope_scaling_factor", kRopeFactor));
+  HF_ASSIGN(rope.beta_slow, fields.required_real("rope_ntk_alpha", kRopeBeta));
+  HF_ASSIGN(rope.beta_fast, fields.required_real("rope_ntk_beta", kRopeBeta));
+  HF_ASSIGN(rope.original_max_positions,
+            fields.required_int("initial_context_length", kPositions));
+  // What the scaling is for, within what any config may ask.
+  const double positions = static_cast<double>(rope.original_max_positions) * rope.factor;
+  config.max_positions = std::min(static_cast<std::int64_t>(positions), kPositions.most);
+  if (rope.factor < 1.0 || rope.beta_fast <= rope.beta_slow) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      "{}: rope_scaling_factor is {}, rope_ntk_alpha {} and rope_ntk_beta {}; "
+                      "expected a factor of at least 1 and beta above alpha",
+                      fields.name(), rope.factor, rope.beta_slow, rope.beta_fast);
+  }
+  config.expert_format = {.scheme = ExpertScheme::kMxfp4,
+                          .dialect = ExpertDialect::kGptOssOriginal};
+  HF_TRY(check_dimensions(fields, config, "num_experts"));
   return config;
 }
 

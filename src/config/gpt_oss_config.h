@@ -10,4 +10,9 @@ namespace holdfast::config {
 // All fields but the token ids. Errors as parse_model_config.
 Result<ModelConfig> parse_gpt_oss(const JsonFields& fields);
 
+// OpenAI's own config.json beside the original layout, which has no model_type. Whether it is one.
+bool is_gpt_oss_original(const JsonFields& fields);
+// All of it: MXFP4 experts in ExpertDialect::kGptOssOriginal, no token ids. Errors as above.
+Result<ModelConfig> parse_gpt_oss_original(const JsonFields& fields);
+
 }  // namespace holdfast::config

@@ -131,6 +131,7 @@ namespace {
 
 Result<ModelConfig> parse_architecture(const JsonFields& fields) {
   HF_ASSIGN(const auto model_type, fields.optional_text("model_type"));
+  if (is_gpt_oss_original(fields)) return parse_gpt_oss_original(fields);
   if (!model_type) return fields.missing("model_type");
   if (*model_type == architecture_name(Architecture::kGptOss)) return parse_gpt_oss(fields);
   if (*model_type == architecture_name(Architecture::kQwen3Moe)) return parse_qwen3_moe(fields);

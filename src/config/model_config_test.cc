@@ -248,6 +248,45 @@ TEST(ModelConfig, NamesTheFieldTheValueAndTheRangeOfEveryBadField) {
   }
 }
 
+// As openai/gpt-oss-20b has it in its folder "original".
+Fields original_20b() {
+  return {{"num_hidden_layers", "24"},     {"num_experts", "32"},
+          {"experts_per_token", "4"},      {"vocab_size", "201088"},
+          {"hidden_size", "2880"},         {"intermediate_size", "2880"},
+          {"swiglu_limit", "7.0"},         {"head_dim", "64"},
+          {"num_attention_heads", "64"},   {"num_key_value_heads", "8"},
+          {"sliding_window", "128"},       {"initial_context_length", "4096"},
+          {"rope_theta", "150000"},        {"rope_scaling_factor", "32.0"},
+          {"rope_ntk_alpha", "1"},         {"rope_ntk_beta", "32"}};
+}
+
+TEST(ModelConfig, OpenAisOwnFileSaysTheSameAsTheHubs) {
+  const auto hub = parse_model_config(to_json(gpt_oss_20b()));
+  auto original = parse_model_config(to_json(original_20b()));
+  ASSERT_TRUE(original.ok()) << original.error().message();
+  EXPECT_EQ(original->expert_format.dialect, ExpertDialect::kGptOssOriginal);
+  original->expert_format.dialect = ExpertDialect::kGptOssHub;
+  EXPECT_TRUE(check_replaceable(*hub, *original).ok())
+      << check_replaceable(*hub, *original).error().message();
+}
+
+TEST(ModelConfig, BadFieldsOfOpenAisOwnFileAreNamed) {
+  const std::vector<std::pair<Fields, std::string>> cases = {
+      {{{"num_experts", "0"}}, "num_experts is 0, expected an integer from 1 to 4096"},
+      {{{"head_dim", ""}}, "head_dim is missing"},
+      {{{"rope_scaling_factor", "0.5"}}, "rope_scaling_factor is 0.5, rope_ntk_alpha 1"},
+      {{{"rope_ntk_beta", "1"}}, "rope_ntk_beta 1; expected a factor of at least 1 and beta above"},
+      {{{"hidden_size", "2881"}}, "mlp1 [5760, 2881]: inputs 2881 must be a multiple of 32"},
+      {{{"experts_per_token", "33"}}, "num_experts is only 32"},
+      {{{"rope_ntk_alpha", ""}}, "model_type is missing"},
+  };
+  for (const auto& [changes, says] : cases) {
+    const auto config = parse_model_config(to_json(original_20b(), changes));
+    ASSERT_FALSE(config.ok()) << says;
+    EXPECT_THAT(config.error().message(), HasSubstr(says));
+  }
+}
+
 TEST(ModelConfig, RefusesTextThatIsNoConfig) {
   const auto error_of = [](const std::string& text) {
     const auto config = parse_model_config(text);
