@@ -105,6 +105,11 @@ void add_backend(CLI::App& app, CommandLine& line, const char* experts_flag = "-
       ->check(one_of({"fast", "reference"}))->type_name("NAME");
   app.add_option(experts_flag, model.experts, "the experts backend: auto, holdfast or reference")
       ->check(one_of({"auto", "holdfast", "reference"}))->type_name("NAME");
+  app.add_option("--expert-activations", model.expert_activations,
+                 "what the experts do to their inputs: published, none, or mxfp8, fp8-token, "
+                 "fp8-token-group")
+      ->check(one_of({"published", "none", "mxfp8", "fp8-token", "fp8-token-group"}))
+      ->type_name("NAME");
   add_quiet(app, line);
 }
 

@@ -29,6 +29,7 @@ struct ModelFlags {
   std::string device = "cpu";
   std::string kernels = "fast";
   std::string experts = "auto";
+  std::string expert_activations = "published";
   std::string commit = "remap";
   std::int64_t max_context = 0;
   std::int64_t max_sequences = 8;

@@ -89,6 +89,7 @@ Result<int> drill(const CommandLine& flags) {
   options.device = flags.model.device;
   options.kernels = flags.model.kernels;
   options.experts = flags.model.experts;
+  options.expert_activations = flags.model.expert_activations;
   const auto progress = std::make_shared<ProgressLine>(flags.quiet);
   options.progress = [progress](const std::string& line) { progress->show(line); };
   Result<DrillReport> report = run_drill(options);

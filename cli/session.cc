@@ -122,6 +122,7 @@ Result<std::unique_ptr<Engine>> open_engine(const ModelFlags& flags, bool quiet,
   options.device = flags.device;
   options.kernels = flags.kernels;
   options.experts = flags.experts;
+  options.expert_activations = flags.expert_activations;
   options.commit = flags.commit;
   options.simulate_faults = simulate_faults;
   auto line = std::make_shared<ProgressLine>(quiet);
