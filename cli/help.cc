@@ -92,6 +92,14 @@ GREEN is exit code 0; RED is 1, with the reasons and the slots.
   stale-derived      a packed weight keeps the bytes of the old checkpoint
   skip-layer         one layer is not loaded
   drop-sink          the attention sinks are not loaded
+and where the experts' backend has such slots (--experts NAME):
+  rebuilt-workspace  its locks are rebuilt in fresh storage
+  reregistered-scale its chain of scales is
+  stale-alpha        the factors of its accumulators keep their old values
+  stale-sort-index   act-order's sort indices do
+  stale-permutation  act-order's permutation of the inputs does
+  shuffle-twice      its packing is applied to what is packed already
+  no-shuffle         its packing is left out
 or makes the device fail, or the source, in the live reload:
   allocation-fails   the memory to stage in           (remap, copy)
   copy-fails         half-way through the commit      (copy)

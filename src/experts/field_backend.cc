@@ -298,7 +298,8 @@ class FieldBackend final : public ExpertsBackend {
     HF_ASSIGN(slots.reciprocal, layer.derive({.name = product.name + ".input_scale_reciprocal",
                                               .shape = {layer.spec().shape.expert_count},
                                               .inputs = {*slots.input_scale},
-                                              .function = &divide}));
+                                              .function = &divide,
+                                              .arena = kScalesArena}));
     return slots;
   }
 
@@ -336,7 +337,8 @@ class FieldBackend final : public ExpertsBackend {
       return layer.derive({.name = name,
                            .shape = {spec.shape.expert_count},
                            .inputs = {above, alpha},
-                           .function = &divide});
+                           .function = &divide,
+                           .arena = kScalesArena});
     };
     const SlotId limit = slots.gate_limit;
     HF_ASSIGN(slots.gate_limit, over("gate.limit_over_alpha", limit, *slots.gate_alpha));

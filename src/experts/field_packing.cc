@@ -186,6 +186,18 @@ Result<Elements> float_elements(const TensorView& view, std::int64_t rows, std::
   return out;
 }
 
+std::int64_t width(const FieldLayout& layout) { return layout.units; }
+std::int64_t width(const FieldScaleLayout& layout) { return layout.groups; }
+
+// Where unit or scale i of the padded rows stands; no claim where that is i itself.
+template <typename Layout>
+storage::UnitOrder unit_order(const Layout& layout, std::int64_t bytes) {
+  if (layout.order == decltype(layout.order)::kRowMajor) return {};
+  return {.unit_bytes = bytes, .place = [layout](std::int64_t i) {
+            return layout.place(i / width(layout), i % width(layout));
+          }};
+}
+
 class ProductDefinition {
  public:
   ProductDefinition(LayerParameters& layer, const Product& product, const Storage& storage)
@@ -258,8 +270,13 @@ class ProductDefinition {
                                                             std::span<const TensorView> views,
                                                             std::span<const TensorView> outputs) {
                                return pack_weights(recipe, views, outputs[0]);
-                             }}));
+                             },
+                             .order = unit_order(matrix.layout, unit_bytes(*weight))}));
     return {};
+  }
+
+  std::int64_t unit_bytes(const ExpertTensor& weight) const {
+    return is_nibbles(recipe_.format.scheme) ? 4 : tensor::dtype_bits(weight.dtype) / 8;
   }
 
   cpu::Codec codec() const {
@@ -365,7 +382,9 @@ class ProductDefinition {
                                }
                                place_rows(recipe, sources, layout, outputs[0]);
                                return {};
-                             }}));
+                             },
+                             .order = unit_order(matrix.scale_layout,
+                                                 tensor::dtype_bits(tensor->dtype) / 8)}));
     return define_zeros();
   }
 

@@ -52,12 +52,13 @@ Result<SlotId> LayerParameters::derive(Derived derived) {
                                                .slot_class = storage::SlotClass::kDerived,
                                                .dtype = derived.dtype,
                                                .shape = derived.shape,
-                                               .arena = {}}));
+                                               .arena = std::move(derived.arena)}));
   storage::Derivation derivation{.name = name + ".derive",
                                  .inputs = std::move(derived.inputs),
                                  .outputs = {slot},
                                  .slice_count = derived.slice_count,
-                                 .function = std::move(derived.function)};
+                                 .function = std::move(derived.function),
+                                 .order = std::move(derived.order)};
   HF_TRY(made_.resolve(derivation));
   HF_TRY(registry_.derive(std::move(derivation)));
   return slot;
@@ -112,7 +113,8 @@ Result<std::optional<SlotId>> define_scalar(LayerParameters& layer, std::string 
                           .shape = {experts},
                           .inputs = std::move(inputs),
                           .slice_count = experts,
-                          .function = largest_multiplier(convention(layer.spec()), full)}));
+                          .function = largest_multiplier(convention(layer.spec()), full),
+                          .arena = kScalesArena}));
   return std::optional<SlotId>(slot);
 }
 
@@ -164,7 +166,8 @@ Result<ScaleChain> define_scale_chain(LayerParameters& layer, Projection project
             layer.derive({.name = std::string(config::projection_name(projection)) + ".alpha",
                           .shape = {layer.spec().shape.expert_count},
                           .inputs = {*chain.weight_scale, *input_scale},
-                          .function = &multiply}));
+                          .function = &multiply,
+                          .arena = kScalesArena}));
   return chain;
 }
 

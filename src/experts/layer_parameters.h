@@ -42,6 +42,8 @@ class LayerParameters {
     std::vector<storage::DeriveInput> inputs = {};
     std::int64_t slice_count = 1;
     storage::DeriveFunction function = {};
+    std::string arena = {};
+    storage::UnitOrder order = {};
   };
   Result<storage::SlotId> derive(Derived derived);
 
@@ -51,6 +53,9 @@ class LayerParameters {
   QuantizedInputs made_;
   std::map<std::string, storage::ParameterId> bound_;
 };
+
+// The arena of the chain of scales: every f32 [E] that is derived.
+inline constexpr const char* kScalesArena = "experts.scales";
 
 // The matrices of one product: {kGateUp}, {kGate, kUp} or {kDown}.
 struct Product {

@@ -83,6 +83,7 @@ class MatrixDefinition {
     std::int64_t unit_size = 16;  // elements of dtype
     storage::DeriveFunction function = {};
     std::vector<const ExpertTensor*> more = {};  // inputs after the tensor itself
+    storage::UnitOrder order = {};
   };
   Result<SlotId> define(const ExpertTensor& tensor, Packed packed) {
     std::vector<storage::DeriveInput> inputs;
@@ -97,7 +98,16 @@ class MatrixDefinition {
                           .shape = {experts(), matrix_.tiles(), packed.units, packed.unit_size},
                           .inputs = std::move(inputs),
                           .slice_count = experts(),
-                          .function = std::move(packed.function)});
+                          .function = std::move(packed.function),
+                          .order = std::move(packed.order)});
+  }
+  // Tiles are a transposition of units.
+  static storage::UnitOrder tile_order(const UnitLayout& units) {
+    return {.unit_bytes = units.unit_bytes, .place = [units](std::int64_t i) {
+              const std::int64_t row = i / units.units;
+              return (row / kTileRows * units.units + i % units.units) * kTileRows +
+                     row % kTileRows;
+            }};
   }
   Result<SlotId> define_units(const ExpertTensor& tensor, DType dtype, const UnitLayout& units) {
     const std::int64_t bytes = tensor::dtype_bits(dtype) / 8;
@@ -109,7 +119,8 @@ class MatrixDefinition {
                                            std::span<const TensorView> inputs,
                                            std::span<const TensorView> outputs) {
                              return pack_units(stream, matrix, units, inputs[0], outputs[0]);
-                           }});
+                           },
+                           .order = tile_order(units)});
   }
 
   Status define_weights() {

@@ -40,7 +40,7 @@ inline std::vector<config::ExpertTensor> tensors_of(const config::ExpertFormat& 
 class TensorMaker {
  public:
   TensorMaker(const config::ExpertFormat& format, std::uint64_t seed)
-      : format_(format), rng_(seed) {}
+      : format_(format), seed_(seed), rng_(seed) {}
 
   HostTensor make(const config::ExpertTensor& tensor, std::int64_t experts) {
     std::vector<std::int64_t> dims{experts};
@@ -125,7 +125,7 @@ class TensorMaker {
         row[static_cast<std::size_t>(k)] = static_cast<std::int32_t>(k / format_.group_size);
       }
       if (!format_.act_order) continue;
-      base::Rng rng(static_cast<std::uint64_t>(e * columns + 77));
+      base::Rng rng(seed_ * 1000003 + static_cast<std::uint64_t>(e * columns));
       for (std::size_t k = row.size() - 1; k > 0; --k) {
         std::swap(row[k], row[static_cast<std::size_t>(rng.next_below(k + 1))]);
       }
@@ -133,6 +133,7 @@ class TensorMaker {
   }
 
   config::ExpertFormat format_;
+  std::uint64_t seed_;
   base::Rng rng_;
 };
 

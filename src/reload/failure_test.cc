@@ -518,7 +518,10 @@ TEST(InjectedFault, ThatHasNothingToActOnIsAnError) {
   bool broken = false;
   Misbehaving engine(broken);
   using Kind = InjectedFault::Kind;
-  for (const Kind kind : {Kind::kRebindConstants, Kind::kSkipLayer, Kind::kDropSink}) {
+  for (const Kind kind :
+       {Kind::kRebindConstants, Kind::kSkipLayer, Kind::kDropSink, Kind::kRebuiltWorkspace,
+        Kind::kReregisteredScale, Kind::kStaleSortIndex, Kind::kStalePermutation,
+        Kind::kStaleAlpha, Kind::kShuffleTwice, Kind::kNoShuffle}) {
     const auto slots = stale_slots(engine.registry, kind);
     ASSERT_FALSE(slots.ok());
     EXPECT_EQ(slots.error().code(), ErrorCode::kNotFound);

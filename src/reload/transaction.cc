@@ -82,6 +82,8 @@ Result<std::unique_ptr<Transaction>> Transaction::begin(storage::Registry& regis
   // Before the first load there are no live weights that a fault could keep.
   if (transaction->plan_.from_epoch.value > 0) {
     HF_ASSIGN(impl.stale, stale_slots(registry, options.fault.kind));
+    impl.reordered = reordered_by(registry, options.fault.kind);
+    impl.fault = options.fault.kind;
   }
   impl.receipts = ReceiptBook(registry, transaction->plan_);
   const ReloadPlan& kept = transaction->plan_;
@@ -175,11 +177,11 @@ Error Transaction::end_failed_commit(const Error& error, bool restored) {
 }
 
 Status Transaction::inject_rebind() {
-  const bool asked = options_.fault.kind == InjectedFault::Kind::kRebindConstants;
-  if (!asked || plan_.from_epoch.value == 0) return {};
+  const std::string_view arena = rebound_arena(options_.fault.kind);
+  if (arena.empty() || plan_.from_epoch.value == 0) return {};
   // Such an engine keeps nothing to roll back to, and the arena that was exchanged goes away.
   impl_->staging.reset();
-  const Status status = registry_.inject_rebind(kConstantsArena);
+  const Status status = registry_.inject_rebind(arena);
   if (!status.ok()) return end_failed_commit(status.error(), false);
   note_census();
   return {};

@@ -44,6 +44,13 @@ struct InjectedFault {
     kStaleDerived,     // one derived slot keeps its old bytes
     kSkipLayer,        // one layer's parameters keep their old bytes
     kDropSink,         // attention sinks keep their old bytes
+    kRebuiltWorkspace,    // the experts' locks are rebuilt in fresh storage
+    kReregisteredScale,   // the experts' chain of scales is
+    kStaleSortIndex,      // act-order's sort indices keep their old bytes
+    kStalePermutation,    // act-order's permutation of activations does
+    kStaleAlpha,          // the accumulators' alphas do
+    kShuffleTwice,        // a packing that moves units is applied to what is packed already
+    kNoShuffle,           // it is left out
   };
   Kind kind = Kind::kNone;
 };

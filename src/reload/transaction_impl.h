@@ -29,8 +29,10 @@ struct StreamInput {
 struct Transaction::Impl {
   // Remap and copy; by the same call a second time what it did is undone.
   std::optional<CommitFailure> apply(CommitStrategy strategy);
-  // An injected fault's slots keep their live bytes. Errors: kDevice.
+  // An injected fault's slots keep their live bytes, or have their units elsewhere. Errors:
+  // kDevice.
   Status inject_stale();
+  Status inject_order(Staging& into) const;
   void note_receipts();
   void note_error(const Error& error);
   // What staging found, into the report.
@@ -52,6 +54,8 @@ struct Transaction::Impl {
   bool was_poisoned = false;
   std::vector<std::uintptr_t> addresses;  // of all slots at the beginning
   std::vector<storage::SlotId> stale;     // by an injected fault
+  std::vector<const storage::Derivation*> reordered;  // by one
+  InjectedFault::Kind fault = InjectedFault::Kind::kNone;
   std::size_t live_bytes_before = 0;      // of the device
   mutable std::mutex mutex;               // guards report, which any thread may ask for
   TransactionReport report;

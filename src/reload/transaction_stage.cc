@@ -3,15 +3,30 @@
 
 #include "base/assert.h"
 #include "base/error.h"
+#include "reload/faults.h"
 #include "reload/transaction_impl.h"
 
 namespace holdfast::reload {
 
 using State = TransactionState;
 
+Status Transaction::Impl::inject_order(Staging& into) const {
+  for (const storage::Derivation* derivation : reordered) {
+    const storage::SlotId id = derivation->outputs.front();
+    std::vector<std::byte> buffer;
+    HF_ASSIGN(const auto held, into.get(into.view(id), buffer));
+    std::vector<std::byte> bytes(held.begin(), held.end());
+    misapply(*derivation, fault, bytes);
+    HF_TRY(into.put(id, 0, bytes));
+    into.rewritten(id, 0);
+  }
+  return {};
+}
+
 Status Transaction::Impl::inject_stale() {
-  if (stale.empty()) return {};
+  if (stale.empty() && reordered.empty()) return {};
   HF_TRY(staging->finish_writes());
+  HF_TRY(inject_order(*staging));
   for (const storage::SlotId id : stale) {
     HF_TRY(staging->put_live(id, 0, staging->view(id).bytes()));
     staging->rewritten(id, 0);

@@ -55,6 +55,7 @@ Status Transaction::stream_into_live(Staging& live) {
     HF_TRY(live.put(id, 0, bytes));
     live.rewritten(id, 0);
   }
+  HF_TRY(impl_->inject_order(live));
   HF_TRY(take_stamps(live));
   return protect_all(live.arenas(), Protection::kReadOnly);
 }

@@ -101,6 +101,14 @@ using DeriveFunction =
     std::function<Status(device::Stream& stream, std::span<const tensor::TensorView> inputs,
                          std::span<const tensor::TensorView> outputs)>;
 
+// Where a packing that only moves units of bytes has them: in one slice of the output, what a plain
+// row-major packing would have as unit i stands as unit place(i). For whoever misapplies it on
+// purpose (reload/faults.h); no function, no claim.
+struct UnitOrder {
+  std::int64_t unit_bytes = 1;
+  std::function<std::int64_t(std::int64_t)> place = {};
+};
+
 // How derived slots are computed from parameters and other slots.
 struct Derivation {
   std::string name = {};  // "layers.3.experts.gate_up.pack"
@@ -111,6 +119,7 @@ struct Derivation {
   // and not a layer. Slot inputs are passed whole.
   std::int64_t slice_count = 1;
   DeriveFunction function = {};
+  UnitOrder order = {};  // of its one output
   std::uint64_t host_bytes = 0;  // what the function holds besides its views, where that is much
 };
 

@@ -104,6 +104,26 @@ class Drill(harness.TestCase):
         code, report = self.drill("--inject", "drop-sink")
         self.check_red(code, report, "slots differ from a cold engine's", "sinks")
 
+    def test_every_backend_of_the_field_is_green(self):
+        for backend in ("cutlass", "trtllm-like", "marlin-like"):
+            code, report = self.drill("--experts", backend)
+            self.assertEqual((backend, code, report["verdict"]), (backend, 0, "GREEN"))
+
+    def test_each_backends_own_fault_is_red_by_its_slots(self):
+        for backend, fault, slot in (("marlin-like", "rebuilt-workspace", "workspace.locks"),
+                                     ("marlin-like", "no-shuffle", "gate_up.weight"),
+                                     ("trtllm-like", "shuffle-twice", "gate_up.weight"),
+                                     ("cutlass", "no-shuffle", "gate_up.scale"),
+                                     ("cutlass", "rebind-constants", "gemm1_alpha")):
+            code, report = self.drill("--experts", backend, "--inject", fault)
+            self.assertEqual((backend, fault, code), (backend, fault, 1))
+            self.assertIn(slot, " ".join(report["reasons"]))
+
+    def test_a_fault_that_the_backend_has_no_slot_for_is_refused_by_name(self):
+        code, report = self.drill("--experts", "cutlass", "--inject", "rebuilt-workspace")
+        self.assertEqual(code, 1)
+        self.assertIn("no arena experts.sync", " ".join(report["reasons"]))
+
     def test_text_says_the_verdict_and_json_goes_to_its_file(self):
         path = self.scratch / "report.json"
         done = run("drill", "--from", MODEL_A, "--to", MODEL_B, "--max-tokens", 12, "--json", path)

@@ -127,8 +127,12 @@ class Inject(harness.TestCase):
             self.assertIn(fault, shown)
         done = run("drill", "--from", MODEL_A, "--to", MODEL_B, "--inject", "none")
         names = set(done.err.split("none of ")[1].split(" (")[0].split(", "))
-        defects = {"rebind-constants", "stale-derived", "skip-layer", "drop-sink"}
+        defects = {"rebind-constants", "stale-derived", "skip-layer", "drop-sink",
+                   "rebuilt-workspace", "reregistered-scale", "stale-alpha", "stale-sort-index",
+                   "stale-permutation", "shuffle-twice", "no-shuffle"}
         self.assertEqual(names - defects, tried)
+        for defect in defects:
+            self.assertIn(defect, shown)
 
 
 if __name__ == "__main__":
