@@ -10,6 +10,7 @@
 #include "cli/output.h"
 #include "cli/request_line.h"
 #include "holdfast/drill.h"
+#include "holdfast/inspect.h"
 #include "holdfast/version.h"
 
 namespace holdfast::cli {
@@ -103,8 +104,9 @@ void add_backend(CLI::App& app, CommandLine& line, const char* experts_flag = "-
       ->check(integer(0, kMaxThreads))->type_name("INT");
   app.add_option("--kernels", model.kernels, "fast, or reference: plain scalar loops")
       ->check(one_of({"fast", "reference"}))->type_name("NAME");
-  app.add_option(experts_flag, model.experts, "the experts backend: auto, holdfast or reference")
-      ->check(one_of({"auto", "holdfast", "reference"}))->type_name("NAME");
+  app.add_option(experts_flag, model.experts,
+                 "the experts backend: auto, or one that `inspect --matrix` lists")
+      ->check(one_of(experts_backends()))->type_name("NAME");
   app.add_option("--expert-activations", model.expert_activations,
                  "what the experts do to their inputs: published, none, or mxfp8, fp8-token, "
                  "fp8-token-group")
@@ -221,11 +223,15 @@ void add_chat(CLI::App& root, CommandLine& line) {
 
 void add_inspect(CLI::App& root, CommandLine& line) {
   CLI::App& app = *root.add_subcommand("inspect", "what a model directory holds and lacks");
-  app.add_option("directory", line.model.directory, "the model's directory")
-      ->required()->type_name("DIR");
+  app.add_option("directory", line.model.directory, "the model's directory")->type_name("DIR");
   app.add_flag("--json", line.json, "the report as one line of JSON");
   app.add_flag("--tensors", line.tensors, "list every tensor");
+  app.add_flag("--matrix", line.matrix,
+               "instead: which experts backend runs which formats on which device");
   add_output(app, line);
+  app.callback([&line] {
+    if (!line.matrix && line.model.directory.empty()) throw CLI::RequiredError("directory");
+  });
 }
 
 void add_inject(CLI::App& app, CommandLine& line, const std::string& help) {

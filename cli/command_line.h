@@ -59,6 +59,7 @@ struct CommandLine {
   std::string logits;                 // score --logits
   bool decode = false;                // tokenize --decode
   bool tensors = false;               // inspect --tensors
+  bool matrix = false;                // inspect --matrix
   bool verbose = false;               // census --verbose
   bool graphs = false;                // census --graphs
   std::string inject;                 // census, drill: a fault's name

@@ -72,6 +72,7 @@ constexpr std::string_view kInspect = R"(Examples:
   holdfast inspect models/gptoss-tiny-A
   holdfast inspect models/gptoss-tiny-A --tensors
   holdfast inspect models/gptoss-tiny-A --json | python3 -m json.tool
+  holdfast inspect --matrix
 
 Reads config, headers and tokenizer, not the weights, and lists everything that is missing, unknown
 or mismatched at once. Exit code 1 when the model cannot be loaded.)";

@@ -100,6 +100,10 @@ std::string report_table(const InspectReport& report, bool with_tensors) {
 }  // namespace
 
 int run_inspect(const CommandLine& line) {
+  if (line.matrix) {
+    const Status written = write_file(line.output, experts_matrix());
+    return written.ok() ? kExitDone : report_failure(written.error());
+  }
   const Result<InspectReport> report = inspect(line.model.directory);
   if (!report.ok()) return report_failure(report.error());
   const std::string text = line.json ? report_json(*report, line.tensors)

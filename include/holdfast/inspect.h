@@ -38,6 +38,11 @@ struct InspectReport {
 // Errors: what stops even looking (no config.json, a file that breaks its format, ...).
 Result<InspectReport> inspect(const std::string& directory);
 
+// What --experts accepts: "auto" and the name of every experts backend.
+std::vector<std::string> experts_backends();
+// Which backend runs which weights and activations on which device: a table in Markdown.
+std::string experts_matrix();
+
 // XXH3-128 of each tensor's bytes, as 32 hex digits: what ReloadOptions::digests_file holds, for
 // whoever has written the checkpoint and vouches for it. Reads every byte. Errors: those of
 // inspect; kIo, also for a file that changes meanwhile.

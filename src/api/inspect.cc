@@ -10,6 +10,7 @@
 #include "base/digest.h"
 #include "base/error.h"
 #include "checkpoint/checkpoint.h"
+#include "experts/capabilities.h"
 #include "experts/experts.h"
 #include "holdfast/tokenizer.h"
 
@@ -125,6 +126,17 @@ Result<InspectReport> inspect(const std::string& directory) {
   report.complete = checkpoint->account().complete() && tokenizer_fits;
   return report;
 }
+
+std::vector<std::string> experts_backends() {
+  std::vector<std::string> names{"auto"};
+  for (int i = 0; i < experts::kExpertsBackendCount; ++i) {
+    names.emplace_back(
+        experts::experts_backend_name(static_cast<experts::ExpertsBackendKind>(i)));
+  }
+  return names;
+}
+
+std::string experts_matrix() { return experts::experts_matrix(); }
 
 Result<std::map<std::string, std::string>> checkpoint_digests(const std::string& directory) {
   HF_ASSIGN(const std::unique_ptr<checkpoint::Checkpoint> checkpoint,

@@ -31,9 +31,10 @@ Result<std::optional<experts::ExpertsBackendKind>> resolve_experts(const std::st
   if (name == "auto") return std::optional<experts::ExpertsBackendKind>();
   const auto kind = experts::experts_backend_from_name(name);
   if (kind) return kind;
-  return make_error(
-      ErrorCode::kInvalidArgument,
-      "engine option experts is \"{}\", expected \"auto\", \"holdfast\" or \"reference\"", name);
+  return make_error(ErrorCode::kInvalidArgument,
+                    "engine option experts is \"{}\", expected \"auto\" or a backend that "
+                    "holdfast inspect --matrix lists",
+                    name);
 }
 
 Result<reload::CommitStrategy> resolve_commit(const std::string& name) {

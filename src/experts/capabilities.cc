@@ -38,8 +38,8 @@ constexpr Support kNative = Support::kNative;
 constexpr Support kWider = Support::kDequantised;
 
 constexpr Entry kEntries[] = {
-    {B::kReference, kCpu, S::kBF16, kEvery, kWider},
-    {B::kReference, kCpu, S::kF16, kEvery, kWider},
+    {B::kReference, kCpu, S::kBF16, kEvery, kNative},
+    {B::kReference, kCpu, S::kF16, kEvery, kNative},
     {B::kReference, kCpu, S::kF32, kEvery, kNative},
     {B::kReference, kCpu, S::kMxfp4, kEvery, kWider},
     {B::kReference, kCpu, S::kMxfp8, kEvery, kWider},
@@ -49,8 +49,8 @@ constexpr Entry kEntries[] = {
     {B::kReference, kCpu, S::kNvfp4, kEvery, kWider},
     {B::kReference, kCpu, S::kInt4, kEvery, kWider},
 
-    {B::kHoldfast, kCpu, S::kBF16, kEvery, kWider},
-    {B::kHoldfast, kCpu, S::kF16, kEvery, kWider},
+    {B::kHoldfast, kCpu, S::kBF16, kEvery, kNative},
+    {B::kHoldfast, kCpu, S::kF16, kEvery, kNative},
     {B::kHoldfast, kCpu, S::kF32, kEvery, kNative},
     {B::kHoldfast, kCpu, S::kMxfp4, kEvery, kWider},
     {B::kHoldfast, kCpu, S::kMxfp8, kEvery, kWider},
@@ -61,14 +61,14 @@ constexpr Entry kEntries[] = {
     {B::kHoldfast, kCpu, S::kInt4, kEvery, kWider},
     {B::kHoldfast, kCuda, S::kMxfp4, kNone, kWider},
 
-    {B::kCutlass, kCpu, S::kBF16, kNone, kWider},
-    {B::kCutlass, kCpu, S::kF16, kNone, kWider},
+    {B::kCutlass, kCpu, S::kBF16, kNone, kNative},
+    {B::kCutlass, kCpu, S::kF16, kNone, kNative},
     {B::kCutlass, kCpu, S::kMxfp4, kNone | kMx, kWider},
     {B::kCutlass, kCpu, S::kFp8Tensor, kStatic, kWider},
     {B::kCutlass, kCpu, S::kFp8Block, kGroup, kWider},
     {B::kCutlass, kCpu, S::kNvfp4, kFp4, kWider},
 
-    {B::kTrtllm, kCpu, S::kBF16, kNone, kWider},
+    {B::kTrtllm, kCpu, S::kBF16, kNone, kNative},
     {B::kTrtllm, kCpu, S::kMxfp4, kNone | kMx, kWider},
     {B::kTrtllm, kCpu, S::kFp8Tensor, kStatic, kWider},
     {B::kTrtllm, kCpu, S::kNvfp4, kFp4, kWider},
@@ -83,8 +83,8 @@ constexpr Entry kEntries[] = {
 
     {B::kMachete, kCpu, S::kInt4, kNone, kWider},
 
-    {B::kUnquantised, kCpu, S::kBF16, kNone, kWider},
-    {B::kUnquantised, kCpu, S::kF16, kNone, kWider},
+    {B::kUnquantised, kCpu, S::kBF16, kNone, kNative},
+    {B::kUnquantised, kCpu, S::kF16, kNone, kNative},
     {B::kUnquantised, kCpu, S::kF32, kNone, kNative},
 };
 
@@ -107,7 +107,7 @@ std::string how_it_runs(const Entry& entry) {
   if (entry.device == kCuda) return "decoded to bf16 for the tensor cores";
   const bool simd = entry.backend == B::kHoldfast;
   if (entry.support == Support::kNative) {
-    return simd ? "packed, SIMD on all cores" : "as they are";
+    return simd ? "packed, SIMD on all cores" : "at most widened to f32";
   }
   return simd ? "packed, decoded to f32, SIMD on all cores" : "decoded to f32";
 }
@@ -125,18 +125,16 @@ std::string why_not(const BackendOnDevice& where, const config::ExpertFormat& fo
     other_device |= entry.device != where.device;
   }
   if (!on_device || (other_device && activations == 0)) {
-    return fmt::format("has kernels for the {} only", where.device == kCuda ? "cpu" : "cuda");
+    return fmt::format("kernels for the {} only", where.device == kCuda ? "cpu" : "cuda");
   }
-  if (activations == 0) return "the backend has no such weights";
+  if (activations == 0) return "no such weights";
   std::string known;
   for (int i = 0; i < kActivationSchemeCount; ++i) {
     const auto scheme = static_cast<ActivationScheme>(i);
     if ((activations & bit(scheme)) == 0) continue;
     known += (known.empty() ? "" : ", ") + std::string(config::activation_scheme_name(scheme));
   }
-  return fmt::format("activations {} on {}, the backend takes {}",
-                     config::activation_scheme_name(format.activations),
-                     device_name(where.device), known);
+  return fmt::format("with activations {} only", known);
 }
 
 bool fits(const Entry& entry, const BackendOnDevice& where, const config::ExpertFormat& format) {

@@ -13,7 +13,7 @@
 namespace holdfast::experts {
 
 enum class Support : std::uint8_t {
-  kNative,       // the device multiplies what the checkpoint stores
+  kNative,       // values are multiplied as the checkpoint stores them, at most widened to f32
   kDequantised,  // codes become a wider float first, in registers
   kRefused,
 };

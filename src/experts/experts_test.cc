@@ -6,7 +6,10 @@
 #include <hwy/targets.h>
 
 #include <cmath>
+#include <fstream>
+#include <iterator>
 
+#include "experts/capabilities.h"
 #include "experts/test_layer.h"
 
 namespace holdfast::experts {
@@ -448,8 +451,41 @@ TEST(ExpertsChoice, WhatNoBackendCanDoIsRefusedWithTheReason) {
   EXPECT_TRUE(choose_experts_backend(query).ok());
 }
 
+TEST(ExpertsChoice, EveryPairRunsOnTheCpuAndWhatDoesNotSaysWhy) {
+  for (const SchemePair& pair : all_scheme_pairs()) {
+    const config::ExpertFormat format{.scheme = pair.weights, .activations = pair.activations};
+    for (const auto kind : {ExpertsBackendKind::kReference, ExpertsBackendKind::kHoldfast}) {
+      EXPECT_NE(capability_of({.backend = kind}, format).support, Support::kRefused);
+    }
+  }
+  const auto reason = [](ExpertsBackendKind kind, device::DeviceKind device, ExpertScheme scheme,
+                         config::ActivationScheme activations) {
+    return capability_of({kind, device}, {.scheme = scheme, .activations = activations}).reason;
+  };
+  using A = config::ActivationScheme;
+  using B = ExpertsBackendKind;
+  EXPECT_EQ(reason(B::kMachete, device::DeviceKind::kCpu, kMxfp4, A::kNone), "no such weights");
+  EXPECT_EQ(reason(B::kCutlass, device::DeviceKind::kCpu, kMxfp4, A::kFp8Static),
+            "with activations none, mxfp8 only");
+  EXPECT_EQ(reason(B::kCutlass, device::DeviceKind::kCuda, kMxfp4, A::kNone),
+            "kernels for the cpu only");
+}
+
+TEST(ExpertsChoice, TheReadmesTableIsThatOfTheCode) {
+  std::ifstream file(HF_SOURCE_DIR "/README.md");
+  const std::string text((std::istreambuf_iterator<char>(file)), {});
+  const std::string begin = "<!-- experts-matrix: holdfast inspect --matrix -->\n\n";
+  const auto at = text.find(begin);
+  ASSERT_NE(at, std::string::npos);
+  const auto end = text.find("\n<!-- experts-matrix end -->", at);
+  ASSERT_NE(end, std::string::npos);
+  EXPECT_EQ(text.substr(at + begin.size(), end - at - begin.size()), experts_matrix())
+      << "put the output of `holdfast inspect --matrix` between the markers in README.md";
+}
+
 TEST(ExpertsChoice, NamesGoBothWays) {
-  for (const auto kind : {ExpertsBackendKind::kReference, ExpertsBackendKind::kHoldfast}) {
+  for (int i = 0; i < kExpertsBackendCount; ++i) {
+    const auto kind = static_cast<ExpertsBackendKind>(i);
     EXPECT_EQ(experts_backend_from_name(experts_backend_name(kind)), kind);
     EXPECT_EQ(make_experts_backend(kind)->name(), experts_backend_name(kind));
   }
