@@ -112,6 +112,12 @@ void add_backend(CLI::App& app, CommandLine& line, const char* experts_flag = "-
                  "fp8-token-group")
       ->check(one_of({"published", "none", "mxfp8", "fp8-token", "fp8-token-group"}))
       ->type_name("NAME");
+  app.add_option("--quantize-experts", model.quantize_experts,
+                 "quantise bf16 experts as they arrive, as `holdfast quantize --to SCHEME` would")
+      ->check(CLI::IsMember(quantize_schemes()))->type_name("SCHEME");
+  app.add_option("--quantize-group", model.quantize_group,
+                 "with --quantize-experts int4: inputs that share a scale")
+      ->check(CLI::Range(1, 1 << 20))->type_name("INT");
   add_quiet(app, line);
 }
 

@@ -30,6 +30,8 @@ struct ModelFlags {
   std::string kernels = "fast";
   std::string experts = "auto";
   std::string expert_activations = "published";
+  std::string quantize_experts;
+  std::int64_t quantize_group = 128;
   std::string commit = "remap";
   std::int64_t max_context = 0;
   std::int64_t max_sequences = 8;

@@ -90,6 +90,8 @@ Result<int> drill(const CommandLine& flags) {
   options.kernels = flags.model.kernels;
   options.experts = flags.model.experts;
   options.expert_activations = flags.model.expert_activations;
+  options.quantize_experts = flags.model.quantize_experts;
+  options.quantize_group_size = flags.model.quantize_group;
   const auto progress = std::make_shared<ProgressLine>(flags.quiet);
   options.progress = [progress](const std::string& line) { progress->show(line); };
   Result<DrillReport> report = run_drill(options);

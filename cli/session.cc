@@ -123,6 +123,8 @@ Result<std::unique_ptr<Engine>> open_engine(const ModelFlags& flags, bool quiet,
   options.kernels = flags.kernels;
   options.experts = flags.experts;
   options.expert_activations = flags.expert_activations;
+  options.quantize_experts = flags.quantize_experts;
+  options.quantize_group_size = flags.quantize_group;
   options.commit = flags.commit;
   options.simulate_faults = simulate_faults;
   auto line = std::make_shared<ProgressLine>(quiet);

@@ -83,6 +83,11 @@ void add_model(Table& table) {
             HF_FIELD(engine.kernels)).choices = {"fast", "reference"};
   table.add("experts", "the experts backend", HF_FIELD(engine.experts)).choices = {
       "auto", "holdfast", "reference"};
+  table.add("quantize-experts", "quantise bf16 experts as they arrive, as `holdfast quantize --to` "
+            "would", HF_FIELD(engine.quantize_experts)).choices = {
+      "", "mxfp4", "mxfp8", "nvfp4", "fp8-block", "fp8-channel", "fp8-tensor", "int4"};
+  table.integer("quantize-group", "with quantize-experts int4: inputs that share a scale", 1,
+                1 << 20, HF_FIELD(engine.quantize_group_size));
   table.add("commit", "how weights are committed: swap pages, copy bytes, read into place",
             HF_FIELD(engine.commit)).choices = {"remap", "copy", "stream"};
 }
