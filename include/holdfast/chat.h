@@ -58,10 +58,10 @@ struct ChatDelta {
 
 class ChatFormat {
  public:
-  // `name`: "harmony" (gpt-oss), "chatml", "plain" (contents, one after another), or "auto": the
-  // first of harmony and chatml whose special tokens the tokenizer has, else plain. The tokenizer
-  // must outlive the format. Errors: kUnsupported naming a special token that is missing,
-  // kInvalidArgument for another name.
+  // `name`: "harmony" (gpt-oss), "chatml" (Qwen), "mistral" (Mixtral: [INST]), "plain" (contents,
+  // one after another), or "auto": the first of them whose special tokens the tokenizer has (for
+  // mistral [INST]), else plain. The tokenizer must outlive the format. Errors: kUnsupported naming
+  // a special token that is missing, kInvalidArgument for another name.
   static Result<std::unique_ptr<ChatFormat>> open(const Tokenizer& tokenizer,
                                                   std::string_view name);
   virtual ~ChatFormat() = default;

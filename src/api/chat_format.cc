@@ -23,9 +23,15 @@ Result<std::unique_ptr<ChatFormat>> ChatFormat::open(const Tokenizer& tokenizer,
     Result<std::unique_ptr<ChatFormat>> chatml = api::chatml_format(tokens);
     if (chatml.ok() || !any) return chatml;
   }
+  // Other models' tokenizers have <s> and </s>, too; only Mistral's newer ones have [INST].
+  if (name == "mistral" || (any && tokens.id_of_token("[INST]"))) {
+    Result<std::unique_ptr<ChatFormat>> mistral = api::mistral_format(tokens);
+    if (mistral.ok() || !any) return mistral;
+  }
   if (any || name == "plain") return api::plain_format(tokens);
   return make_error(ErrorCode::kInvalidArgument,
-                    "chat format \"{}\" is not known (harmony, chatml, plain, auto)", name);
+                    "chat format \"{}\" is not known (harmony, chatml, mistral, plain, auto)",
+                    name);
 }
 
 namespace api {

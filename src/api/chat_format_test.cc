@@ -57,6 +57,14 @@ const Tokenizer& chatml_tokenizer() {
   return *loaded;
 }
 
+// With <s> and </s>, and with the brackets as special tokens, too.
+std::unique_ptr<Tokenizer> mistral_tokenizer(bool brackets) {
+  std::string json = tokenizer::read_file(kModelA + "/tokenizer.json");
+  json = replaced(replaced(json, "<|start|>", "<s>"), "<|end|>", "</s>");
+  if (brackets) json = replaced(replaced(json, "<|call|>", "[INST]"), "<|channel|>", "[/INST]");
+  return tokenizer_of(json);
+}
+
 std::unique_ptr<ChatFormat> format(const Tokenizer& tokenizer, std::string_view name) {
   auto opened = ChatFormat::open(tokenizer, name);
   EXPECT_TRUE(opened.ok()) << opened.error().message();
@@ -318,6 +326,45 @@ TEST(ChatmlFormat, TurnsAreRenderedAndRepliesReadToTheirEnd) {
   const auto reply = chat->reply();
   EXPECT_EQ(read(*reply, *chatml_tokenizer().encode("So \xC3\xA9.<|im_end|>more")).content,
             "So \xC3\xA9.");
+}
+
+TEST(MistralFormat, QuestionsStandInBracketsAndTheSystemBeforeThem) {
+  const std::vector<ChatMessage> messages = {{.role = "system", .content = "Be </s>."},
+                                             {.role = "user", .content = "Hi"},
+                                             {.role = "assistant", .content = "Yo"},
+                                             {.role = "user", .content = "So?"}};
+  const auto text = mistral_tokenizer(false);
+  EXPECT_EQ(format(*text, "auto")->name(), "plain") << "<s> and </s> are not Mistral's alone";
+  const auto chat = format(*text, "mistral");
+  const auto ids = chat->render(messages, {});
+  ASSERT_TRUE(ids.ok()) << ids.error().message();
+  EXPECT_EQ(*text->decode(*ids),
+            "<s>[INST] Be </s>.\n\nHi [/INST] Yo</s>[INST] So? [/INST]");
+  ASSERT_EQ(chat->stop_token_ids().size(), 1u);
+  const std::int32_t end = chat->stop_token_ids()[0];
+  EXPECT_EQ(std::count(ids->begin(), ids->end(), end), 1);  // what is text stays text
+  EXPECT_EQ(read(*chat->reply(), *text->encode(" Well.</s>more")).content, " Well.");
+
+  const auto special = mistral_tokenizer(true);
+  const auto newer = format(*special, "auto");
+  EXPECT_EQ(newer->name(), "mistral");
+  EXPECT_EQ(*special->decode(*newer->render(messages, {})),
+            "<s>[INST] Be </s>.\n\nHi[/INST] Yo</s>[INST] So?[/INST]");
+  const auto open = newer->render(std::span(messages).first(3), {.continue_final = true});
+  EXPECT_THAT(*special->decode(*open), testing::EndsWith("[/INST] Yo"));
+}
+
+TEST(MistralFormat, TurnsThatItCannotWriteAreRefused) {
+  const auto tokenizer = mistral_tokenizer(true);
+  const auto chat = format(*tokenizer, "mistral");
+  EXPECT_THAT(error_of(*chat, {{.role = "assistant", .content = "x"}}),
+              HasSubstr("messages[0].role is assistant, and the mistral format expects user or"));
+  EXPECT_THAT(error_of(*chat, {{.role = "user", .content = "x"}, {.role = "user"}}),
+              HasSubstr("messages[1].role is user, and the mistral format expects assistant"));
+  EXPECT_THAT(error_of(*chat, {{.role = "system", .content = "x"}}),
+              HasSubstr("the last message's role is system"));
+  EXPECT_EQ(ChatFormat::open(chatml_tokenizer(), "mistral").error().code(),
+            ErrorCode::kUnsupported);
 }
 
 TEST(PlainFormat, ContentsFollowOneAnother) {

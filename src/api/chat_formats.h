@@ -22,6 +22,8 @@ bool is_date(std::string_view text);
 std::unique_ptr<ChatFormat> harmony_format(tokenizer::Harmony harmony);
 // Errors: kUnsupported naming the special tokens that are missing.
 Result<std::unique_ptr<ChatFormat>> chatml_format(const tokenizer::Tokenizer& tokenizer);
+// Errors: as chatml_format, for <s> and </s>.
+Result<std::unique_ptr<ChatFormat>> mistral_format(const tokenizer::Tokenizer& tokenizer);
 std::unique_ptr<ChatFormat> plain_format(const tokenizer::Tokenizer& tokenizer);
 
 }  // namespace holdfast::api

@@ -44,8 +44,16 @@ std::vector<std::pair<std::string, std::string>> describe_config(const config::M
                            rope.original_max_positions)},
       {"swiglu", fmt::format("alpha {}, beta {}, limit {}", c.swiglu.alpha, c.swiglu.beta,
                              c.swiglu.limit)},
+      {"expert format", to_text(c.expert_format)},
       {"vocabulary", fmt::format("{}", c.vocab_size)},
       {"end tokens", fmt::format("{}", fmt::join(c.eos_token_ids, ", "))}};
+  if (!c.renormalise) rows.push_back({"expert weights", "of a softmax over all, as they are"});
+  if (!c.dense_layers.empty()) {
+    rows.push_back({"layers without experts", fmt::format("{}, of {}",
+                                                          fmt::join(c.dense_layers, ", "),
+                                                          c.dense_intermediate_size)});
+  }
+  if (c.tied_embeddings) rows.push_back({"lm_head", "the embedding (tied)"});
   return rows;
 }
 

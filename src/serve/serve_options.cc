@@ -63,7 +63,7 @@ void add_model(Table& table) {
   table.add("served-model-name", "its name in the API; the directory's last part by default",
             HF_FIELD(served_model_name));
   table.add("chat-format", "how messages become tokens", HF_FIELD(chat_format)).choices = {
-      "auto", "harmony", "chatml", "plain"};
+      "auto", "harmony", "chatml", "mistral", "plain"};
   table.integer("max-model-len", "positions a sequence may have; 0 is the model's, at most 4096",
                 0, 1 << 24, HF_FIELD(engine.max_context)).aliases = {"max-context"};
   table.integer("max-num-seqs", "requests that decode together", 1, 1024,
@@ -83,6 +83,9 @@ void add_model(Table& table) {
             HF_FIELD(engine.kernels)).choices = {"fast", "reference"};
   table.add("experts", "the experts backend", HF_FIELD(engine.experts)).choices = {
       "auto", "holdfast", "reference"};
+  table.add("expert-activations", "what the experts do to their inputs: as published, nothing, or "
+            "rounding to a format", HF_FIELD(engine.expert_activations)).choices = {
+      "published", "none", "mxfp8", "fp8-token", "fp8-token-group"};
   table.add("quantize-experts", "quantise bf16 experts as they arrive, as `holdfast quantize --to` "
             "would", HF_FIELD(engine.quantize_experts)).choices = {
       "", "mxfp4", "mxfp8", "nvfp4", "fp8-block", "fp8-channel", "fp8-tensor", "int4"};
