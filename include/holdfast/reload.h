@@ -62,8 +62,8 @@ struct ReloadOptions {
   // Aborts the open reload, if there is one and it is not committed, instead of being refused.
   bool replace_open = false;
   InFlight in_flight = InFlight::kContinue;
-  // A drill's fault, see drill_faults(), or "steps-fail": launches fail once it has committed, until
-  // the next reload begins. "": none.
+  // A drill's fault, see drill_faults(), or "steps-fail": launches fail once it has committed,
+  // until the next reload begins. "": none.
   std::string inject = {};
 };
 

@@ -45,6 +45,7 @@ Arrivals::Arrivals(const storage::Registry& registry, const ReloadPlan& plan)
   for (std::size_t i = 0; i < progress_.size(); ++i) {
     if (plan.feeds[i].expected.has_value()) progress_[i].digest.emplace();
     const storage::ParameterSpec& spec = registry.parameters()[i];
+    progress_[i].parts = promised_parts(spec, plan.feeds[i]);
     if (plan.from_epoch.value == 0 || !spec.slot.has_value()) continue;
     // Elsewhere it would cost a read of every weight: asked of the few that came all zero.
     if (!registry.device().host_addressable()) continue;
@@ -54,9 +55,35 @@ Arrivals::Arrivals(const storage::Registry& registry, const ReloadPlan& plan)
   }
 }
 
+std::map<std::uint64_t, Arrivals::Part> Arrivals::promised_parts(
+    const storage::ParameterSpec& spec, const ParameterFeed& feed) {
+  std::map<std::uint64_t, Part> parts;
+  if (spec.part_names.empty()) return parts;
+  const tensor::DType from = feed.cast_from.value_or(spec.dtype);
+  const std::uint64_t bytes = tensor::byte_size(from, spec.part_shape).value();
+  const std::uint64_t stored = tensor::byte_size(spec.dtype, spec.part_shape).value();
+  for (const SourcePiece& piece : feed.pieces) {
+    if (!piece.expected.has_value()) continue;
+    const std::uint64_t row = piece.begin / stored;
+    Part& part = parts[row * bytes];
+    part.end = (row + 1) * bytes;
+    part.name = spec.part_names[row];
+    part.expected = *piece.expected;
+  }
+  return parts;
+}
+
 void Arrivals::note_source(storage::ParameterId id, std::uint64_t offset,
                            std::span<const std::byte> bytes) {
   Progress& progress = progress_[id.index()];
+  // No chunk crosses from one tensor of the source into the next.
+  if (auto part = progress.parts.upper_bound(offset); part != progress.parts.begin()) {
+    const auto& [begin, of] = *--part;
+    if (offset == begin + of.hashed && offset < of.end) {
+      part->second.digest.add(bytes);
+      part->second.hashed += bytes.size();
+    }
+  }
   if (!progress.digest.has_value() || offset != progress.hashed) return;
   progress.digest->add(bytes);
   progress.hashed += bytes.size();
@@ -76,6 +103,9 @@ void Arrivals::note_zero(storage::ParameterId id, bool zero) {
 
 Status Arrivals::check_expected() const {
   for (std::size_t i = 0; i < progress_.size(); ++i) {
+    for (const auto& [begin, part] : progress_[i].parts) {
+      HF_TRY(compare_digests(part.name, part.digest.digest(), part.expected));
+    }
     if (!progress_[i].digest.has_value()) continue;
     HF_TRY(compare_digests(registry_.parameters()[i].name, progress_[i].digest->digest(),
                            *plan_.feeds[i].expected));

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -44,13 +45,24 @@ class Arrivals {
   std::vector<storage::ParameterId> suspicious_zeros() const;
 
  private:
+  // One expert's tensor with a digest of its own.
+  struct Part {
+    std::uint64_t end = 0;  // in the parameter, as the source has its bytes
+    std::uint64_t hashed = 0;
+    std::string name = {};
+    base::Digest expected = {};
+    base::DigestStream digest = {};
+  };
   struct Progress {
     bool came = false;
     bool nonzero = false;
     bool was_nonzero = false;
     std::uint64_t hashed = 0;
     std::optional<base::DigestStream> digest = {};
+    std::map<std::uint64_t, Part> parts = {};  // by where they begin
   };
+  static std::map<std::uint64_t, Part> promised_parts(const storage::ParameterSpec& spec,
+                                                      const ParameterFeed& feed);
   bool was_zero(const storage::ParameterSpec& spec) const;
   const storage::Registry& registry_;
   const ReloadPlan& plan_;

@@ -135,6 +135,31 @@ TEST_P(PartScope, OneExpertIsReplacedAndTheOthersKeepTheirBytes) {
 
 INSTANTIATE_TEST_SUITE_P(ByNumberAndByName, PartScope, ::testing::Bool());
 
+TEST(Parts, APromisedDigestOfOneExpertIsCheckedByItsOwnName) {
+  Engine engine({.parts = true});
+  FakeSource source = engine.source(1);
+  const auto stage = [&](base::Digest of_part) -> Status {
+    PlanOptions options{.strategy = kRemap};
+    options.expected_digests = {
+        {kPart, of_part}, {kPartScale, base::digest_of(source.tensor(kPartScale).bytes)}};
+    HF_ASSIGN(auto plan, make_plan(engine.registry, engine.model_config, source, options));
+    HF_ASSIGN(engine.transaction,
+              Transaction::begin(engine.registry, std::move(plan), {.clock = &engine.clock}));
+    return engine.transaction->stage(source, *engine.stream);
+  };
+  const base::Digest right = base::digest_of(source.tensor(kPart).bytes);
+  EXPECT_EQ(text_of(stage(right)), "ok");
+  const base::Digest wrong = base::digest_of(source.tensor(kPartScale).bytes);
+  const std::string refused = text_of(stage(wrong));
+  EXPECT_THAT(refused, HasSubstr(std::string("tensor ") + kPart + ": its bytes have digest " +
+                                 right.to_hex() + ", the publisher promised " + wrong.to_hex()));
+
+  const auto pushed = make_plan(engine.registry, engine.model_config, source,
+                                {.pushed = true, .expected_digests = {{kPart, right}}});
+  ASSERT_FALSE(pushed.ok());
+  EXPECT_THAT(pushed.error().to_string(), HasSubstr("promise none for it"));
+}
+
 TEST(Parts, TheyArePushedByTheirPublishedNames) {
   Engine engine({.parts = true});
   FakeSource b = engine.source(2);

@@ -84,6 +84,7 @@ struct SourcePiece {
   std::size_t source_index = 0;
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
+  std::optional<base::Digest> expected = {};  // of the source's bytes, when it is one expert's tensor
 };
 // How one parameter is fed; no pieces when it keeps its bytes.
 struct ParameterFeed {

@@ -167,7 +167,11 @@ Status check_values(const StageJob& job) {
 
 bool is_plain_copy(const ReloadPlan& plan, const CopyStep& step) {
   const ParameterFeed& feed = plan.feeds[step.parameter.index()];
-  return !feed.cast_from.has_value() && !feed.expected.has_value();
+  const bool promised =
+      feed.expected.has_value() ||
+      std::any_of(feed.pieces.begin(), feed.pieces.end(),
+                  [](const SourcePiece& piece) { return piece.expected.has_value(); });
+  return !feed.cast_from.has_value() && !promised;
 }
 
 Status stage_far(const StageJob& job, Arrivals& arrivals) {
