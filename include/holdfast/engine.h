@@ -35,7 +35,7 @@ struct EngineOptions {
   std::int64_t prefill_chunk = 64;   // prompt tokens in one step, the largest graph
   std::int64_t kv_tokens = 0;        // KV capacity; 0: max_sequences * max_context, at most 65536
   std::string kernels = "fast";      // "fast" or "reference" (plain scalar loops)
-  std::string experts = "auto";      // "auto", "holdfast" or "reference"
+  std::string experts = "auto";      // "auto", or a backend: `holdfast inspect --matrix`
   // What the experts do to their inputs: "published" (as the checkpoint says), "none", or rounding
   // to a format that needs no scale of the checkpoint's: "mxfp8", "fp8-token", "fp8-token-group".
   std::string expert_activations = "published";

@@ -3,7 +3,7 @@
 //   down_out[p]   = down_e activation[p] + bias
 //   out[r]        = residual[r] + sum_k weights[r, k] down_out[r, k]
 // The products of tiles are in cpu_tiles-inl.h.
-#include "ops/cpu/simd_targets.h"
+#include "base/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "experts/cpu_kernels.cc"

@@ -84,7 +84,7 @@ struct SourcePiece {
   std::size_t source_index = 0;
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
-  std::optional<base::Digest> expected = {};  // of the source's bytes, when it is one expert's tensor
+  std::optional<base::Digest> expected = {};  // of the source's bytes; of one expert's tensor alone
 };
 // How one parameter is fed; no pieces when it keeps its bytes.
 struct ParameterFeed {

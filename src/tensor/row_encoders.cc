@@ -3,7 +3,7 @@
 //   subnormal   |x| + M, with M's last place being the format's quantum: the adder rounds
 // and the largest code where that is more. Loads and stores are unaligned; what is left over at the
 // end of a run goes through the scalar codec.
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL)
+#include "base/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "tensor/row_encoders.cc"

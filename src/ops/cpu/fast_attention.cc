@@ -6,7 +6,7 @@
 // visible key on, with an online softmax: the chunks, and so the bits, depend on the row's position
 // and the window alone, never on the batch, the page size or the prompt's chunking. Scratch: 28 KB
 // of stack. exp is Highway's, 1 ulp.
-#include "ops/cpu/simd_targets.h"
+#include "base/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/cpu/fast_attention.cc"

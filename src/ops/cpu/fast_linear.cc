@@ -5,7 +5,7 @@
 // row of x and of the weight alone. A tile of kTileRows weight rows is read once from memory, stays
 // in the first-level cache (4 rows of 2880 bf16 are 23 KB) and meets the tokens kTileTokens at a
 // time.
-#include "ops/cpu/simd_targets.h"
+#include "base/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/cpu/fast_linear.cc"

@@ -3,7 +3,7 @@
 // router_top_k give the same bits; rope rounds once less where the machine fuses a multiply and an
 // add; the norms add their squares lane by lane (a shorter chain, so a smaller error); silu_gate's
 // exp is Highway's, 1 ulp.
-#include "ops/cpu/simd_targets.h"
+#include "base/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/cpu/fast_rows.cc"
