@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
 #include <limits>
 #include <utility>
 
@@ -56,9 +57,13 @@ CLI::Validator one_of(std::vector<std::string> names) {
 std::pair<std::int64_t, std::int64_t> parse_expert(const std::string& text) {
   const std::size_t slash = text.find('/');
   std::int64_t layer = -1, expert = -1;
-  const bool parsed = slash != std::string::npos &&
-                      CLI::detail::lexical_cast(text.substr(0, slash), layer) &&
-                      CLI::detail::lexical_cast(text.substr(slash + 1), expert);
+  const auto read = [](std::string_view digits, std::int64_t& to) {
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), to);
+    return error == std::errc() && end == digits.data() + digits.size();
+  };
+  const std::string_view all = text;
+  const bool parsed = slash != std::string::npos && read(all.substr(0, slash), layer) &&
+                      read(all.substr(slash + 1), expert);
   if (parsed && layer >= 0 && expert >= 0) return {layer, expert};
   throw CLI::ValidationError("--experts", text + " is not LAYER/EXPERT, as 1/7");
 }

@@ -1,6 +1,7 @@
 #include "cli/make_checkpoint.h"
 
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <chrono>
 
 #include "cli/command_line.h"
@@ -36,8 +37,10 @@ A tokenizer.json with no more tokens than the model may be copied into the direc
 
 // CLI11 alone takes -1 for the largest number.
 std::string check_digits(const std::string& text) {
-  const bool digits = !text.empty() && text.find_first_not_of("0123456789") == text.npos;
-  return digits ? std::string() : text + " is not an integer of 0 or more";
+  std::uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool whole = error == std::errc() && end == text.data() + text.size();
+  return whole ? std::string() : text + " is not an integer from 0 to 18446744073709551615";
 }
 
 }  // namespace
@@ -55,11 +58,16 @@ void add_make_checkpoint(CLI::App& root, CommandLine& line) {
   app.add_option("--seed", options.seed, "all values depend on it")
       ->check(check_digits)->type_name("UINT");
   app.add_option("--next", options.next, "a second directory: the weights after a training step")
+      ->check([](const std::string& text) { return std::string(text.empty() ? "is empty" : ""); })
       ->type_name("DIR");
   app.add_option("--threads", options.threads, "CPU threads; 0 is all cores")
       ->check(CLI::Range(0, 1024))->type_name("INT");
   app.add_flag("-q,--quiet", line.quiet, "no progress and no summary on stderr");
   app.footer(std::string(kFooter));
+  app.parse_complete_callback([&app, &options] {
+    if (app.count("--scale") == 0 || options.like != "tiny" || options.scale != "full") return;
+    throw CLI::ValidationError("--scale", "full is not to be had of --like tiny");
+  });
 }
 
 int run_make_checkpoint(const CommandLine& line) {

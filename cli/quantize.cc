@@ -49,6 +49,12 @@ void add_quantize(CLI::App& root, CommandLine& line) {
       ->check(CLI::Range(0, 1024))->type_name("INT");
   app.add_flag("-q,--quiet", line.quiet, "no progress and no summary on stderr");
   app.footer(std::string(kFooter));
+  app.parse_complete_callback([&app, &options] {
+    for (const char* option : {"--group", "--zero-points"}) {
+      if (app.count(option) == 0 || options.scheme == "int4") continue;
+      throw CLI::ValidationError(option, "is for --to int4, this is --to " + options.scheme);
+    }
+  });
 }
 
 int run_quantize(const CommandLine& line) {

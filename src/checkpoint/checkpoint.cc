@@ -12,6 +12,7 @@
 #include "checkpoint/observed_format.h"
 #include "checkpoint/shard_index.h"
 #include "checkpoint/shard_names.h"
+#include "config/expert_tensors.h"
 
 namespace holdfast::checkpoint {
 namespace {
@@ -20,6 +21,8 @@ constexpr const char* kConfigName = "config.json";
 constexpr const char* kGenerationName = "generation_config.json";
 constexpr const char* kSingleName = "model.safetensors";
 constexpr const char* kIndexName = "model.safetensors.index.json";
+// So many expected tensors are compared with the files one by one whatever those hold.
+constexpr std::uint64_t kMaxUncomparedTensors = 1u << 16;
 
 std::string join(const std::string& directory, std::string_view name) {
   const bool slash = directory.empty() || directory.back() == '/';
@@ -161,6 +164,23 @@ Result<Files> open_files(const std::string& directory) {
   return files;
 }
 
+// A small config may describe millions of tensors: before any list of them is made, their number is
+// held against what the files have.
+Status check_experts_count(const config::ModelConfig& config, std::size_t located,
+                           const std::string& directory) {
+  HF_ASSIGN(const auto experts, config::expert_tensors(config));
+  std::int64_t in_layer = 0;
+  for (const config::ExpertTensor& tensor : experts) {
+    in_layer += tensor.per_expert ? config.expert_count : 1;
+  }
+  const auto described = static_cast<std::uint64_t>(in_layer * config.layer_count);
+  if (described <= kMaxUncomparedTensors || described <= 2 * std::uint64_t{located}) return {};
+  return make_error(ErrorCode::kMismatch,
+                    "{}: config.json describes {} tensors of experts ({} layers, {} experts), the "
+                    "files hold {} tensors in all",
+                    directory, described, config.layer_count, config.expert_count, located);
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Checkpoint>> Checkpoint::open_for_inspection(const std::string& directory) {
@@ -180,6 +200,7 @@ Result<std::unique_ptr<Checkpoint>> Checkpoint::open_for_inspection(const std::s
         const LocatedTensor* found = checkpoint->find(name);
         return found == nullptr ? nullptr : found->entry;
       });
+  HF_TRY(check_experts_count(checkpoint->config_, checkpoint->tensors_.size(), directory));
   HF_ASSIGN(checkpoint->dialect_, choose_dialect(checkpoint->config_));
   checkpoint->account_ =
       take_account(checkpoint->dialect_->expected(checkpoint->config_), checkpoint->tensors_);

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "config/tensor_names.h"
 #include "tensor/codecs.h"
+#include "tensor/int4_codecs.h"
 
 namespace holdfast::config {
 namespace {
@@ -265,6 +266,11 @@ Result<ExpertFormat> quantized_format(const ModelConfig& source, const QuantizeT
   ModelConfig config = source;
   config.expert_format = usual_format(source, target);
   HF_TRY(expert_tensors(config));
+  if (target.scheme == ExpertScheme::kInt4 && target.group_size % tensor::kInt4PerWord != 0) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      "int4 in groups of {}: the kernels need a multiple of {}", target.group_size,
+                      tensor::kInt4PerWord);
+  }
   return config.expert_format;
 }
 

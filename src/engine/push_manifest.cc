@@ -45,6 +45,22 @@ void add_selected(const SourceTensor& tensor, const reload::ParameterSelection& 
   }
 }
 
+// What a publisher sends for the selected part of a parameter: one tensor for each expert where
+// that is how it is published.
+void add_published(const storage::ParameterSpec& parameter, const SourceTensor& whole,
+                   const reload::ParameterSelection& selection, std::vector<SourceTensor>& to) {
+  if (parameter.part_names.empty()) return add_selected(whole, selection, to);
+  const auto add = [&](std::size_t row) {
+    to.push_back({.name = parameter.part_names[row],
+                  .dtype = whole.dtype,
+                  .shape = parameter.part_shape});
+  };
+  for (const std::int64_t row : selection.rows) add(static_cast<std::size_t>(row));
+  for (std::size_t row = 0; selection.rows.empty() && row < parameter.part_names.size(); ++row) {
+    add(row);
+  }
+}
+
 }  // namespace
 
 std::vector<TensorInfo> loadable_tensors(const storage::Registry& registry) {
@@ -86,10 +102,11 @@ Result<std::unique_ptr<reload::Source>> make_push_source(const storage::Registry
   for (std::size_t i = 0; tensors.empty() && i < registry.parameters().size(); ++i) {
     if (!selection.parameters[i].any) continue;
     const storage::ParameterSpec& parameter = registry.parameters()[i];
-    add_selected({.name = parameter.name,
-                  .dtype = pushed_dtype(parameter, request),
-                  .shape = parameter.shape},
-                 selection.parameters[i], manifest.tensors);
+    add_published(parameter,
+                  {.name = parameter.name,
+                   .dtype = pushed_dtype(parameter, request),
+                   .shape = parameter.shape},
+                  selection.parameters[i], manifest.tensors);
   }
   return reload::make_manifest_source(std::move(manifest));
 }

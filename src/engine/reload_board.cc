@@ -105,7 +105,9 @@ void ReloadBoard::arrived(std::size_t index, std::uint64_t bytes) {
 void ReloadBoard::arrived(const std::string& tensor, std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   const auto found = by_name_.find(tensor);
-  if (found != by_name_.end()) add(tensors_[found->second], bytes);
+  if (found != by_name_.end()) return add(tensors_[found->second], bytes);
+  // Under another of its names: all experts at once, where each was awaited.
+  status_.bytes_arrived += std::min(bytes, status_.bytes_expected - status_.bytes_arrived);
 }
 
 void ReloadBoard::relabel(std::string version) {

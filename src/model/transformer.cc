@@ -1,5 +1,6 @@
 #include "model/transformer.h"
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 #include <variant>
@@ -125,7 +126,16 @@ Status set_format(const config::ModelConfig& config, const DecoderOptions& optio
   spec.format = served.expert_format;
   spec.format.activations = options.expert_activations.value_or(spec.format.activations);
   HF_ASSIGN(spec.tensors, config::expert_tensors(served));
-  return {};
+  const bool has_input_scale =
+      std::any_of(spec.tensors.begin(), spec.tensors.end(), [](const config::ExpertTensor& tensor) {
+        return tensor.role == config::TensorRole::kInputScale;
+      });
+  if (!has_input_scale || spec.format.activations == served.expert_format.activations) return {};
+  return make_error(ErrorCode::kUnsupported,
+                    "expert_activations {}: this checkpoint has the input_scale tensors of its own "
+                    "activations ({}), which would be left over; leave the option at published",
+                    config::activation_scheme_name(spec.format.activations),
+                    config::activation_scheme_name(served.expert_format.activations));
 }
 
 Status define_tables(storage::Registry& registry, const DecoderOptions& options,

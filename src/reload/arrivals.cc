@@ -20,8 +20,13 @@ Status check_sane(const storage::ParameterSpec& spec, std::uint64_t offset,
 }
 
 Error insane_value(const storage::ParameterSpec& spec, std::uint64_t index) {
-  return make_error(ErrorCode::kCorrupt, "tensor {} {} {}: element {} is {}", spec.name,
-                    tensor::dtype_name(spec.dtype), spec.shape.to_string(), index,
+  // By the published name: the expert's own tensor where there is one.
+  const bool whole = spec.part_names.empty();
+  const tensor::Shape& shape = whole ? spec.shape : spec.part_shape;
+  const auto of_one = static_cast<std::uint64_t>(shape.element_count());
+  return make_error(ErrorCode::kCorrupt, "tensor {} {} {}: element {} is {}",
+                    whole ? spec.name : spec.part_names[index / of_one],
+                    tensor::dtype_name(spec.dtype), shape.to_string(), index % of_one,
                     insanity_text(insanity_of(spec.name, spec.dtype)));
 }
 

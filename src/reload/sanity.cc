@@ -28,7 +28,11 @@ Insanity insanity_of(std::string_view name, tensor::DType dtype) {
     case tensor::DType::kF8E5M2: return Insanity::kF8E5M2NotFinite;
     case tensor::DType::kF8E8M0: return Insanity::kE8M0Nan;
     case tensor::DType::kU8:
-      return name.ends_with("_scales") ? Insanity::kE8M0Nan : Insanity::kNone;
+      // gpt-oss, OpenAI's own gpt-oss, one tensor for each expert.
+      for (const std::string_view scales : {"_scales", ".scales", ".weight_scale"}) {
+        if (name.ends_with(scales)) return Insanity::kE8M0Nan;
+      }
+      return Insanity::kNone;
     case tensor::DType::kF4E2M1:
     case tensor::DType::kI32:
     case tensor::DType::kI64: break;

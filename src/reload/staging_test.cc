@@ -87,7 +87,10 @@ TEST(Sanity, FindsTheFirstBadElementAtEveryPlaceAndNoGoodOne) {
 }
 
 TEST(Sanity, TakesU8ForExponentsOnlyWhenTheNameSaysScales) {
-  EXPECT_EQ(insanity_of("mlp.experts.down_proj_scales", tensor::DType::kU8), Insanity::kE8M0Nan);
+  for (const char* scales : {"mlp.experts.down_proj_scales", "block.1.mlp.mlp2_weight.scales",
+                             "mlp.experts.down_proj.weight_scale"}) {
+    EXPECT_EQ(insanity_of(scales, tensor::DType::kU8), Insanity::kE8M0Nan) << scales;
+  }
   EXPECT_EQ(insanity_of("mlp.experts.down_proj_blocks", tensor::DType::kU8), Insanity::kNone);
   EXPECT_EQ(insanity_of("ids", tensor::DType::kI32), Insanity::kNone);
 }

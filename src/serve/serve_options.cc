@@ -82,7 +82,8 @@ void add_model(Table& table) {
   table.add("kernels", "fast, or reference: plain scalar loops",
             HF_FIELD(engine.kernels)).choices = {"fast", "reference"};
   table.add("experts", "the experts backend", HF_FIELD(engine.experts)).choices = {
-      "auto", "holdfast", "reference"};
+      "auto", "holdfast", "reference", "cutlass", "trtllm-like", "marlin-like", "machete-like",
+      "unquantised"};
   table.add("expert-activations", "what the experts do to their inputs: as published, nothing, or "
             "rounding to a format", HF_FIELD(engine.expert_activations)).choices = {
       "published", "none", "mxfp8", "fp8-token", "fp8-token-group"};

@@ -70,6 +70,21 @@ class Formats(harness.TestCase):
             self.assertNotEqual(done.code, 0, name)
             self.assertRegex(done.err, "quantization_config: .*(self_attn|attention)", name)
 
+    def test_activations_that_would_leave_input_scales_over_are_refused_by_the_option(self):
+        for name in ("mixtral-fp8-static", "qwen3moe-nvfp4"):
+            done = run("generate", "--model", FIXTURES / name, "--expert-activations", "none",
+                       "--prompt", "ROMEO:")
+            self.assertEqual(done.code, 1, name)
+            self.assertRegex(done.err, "expert_activations none: .*input_scale", name)
+
+    def test_a_config_that_describes_far_more_than_the_files_hold_is_refused_at_once(self):
+        model = self.copy_model(FIXTURES / "qwen3moe-bf16")
+        config = json.loads((model / "config.json").read_text())
+        config.update(num_hidden_layers=1024, num_experts=4096)
+        (model / "config.json").write_text(json.dumps(config))
+        self.check_fails(run("inspect", model), 1, "describes 12582912 tensors of experts",
+                         "1024 layers", "4096 experts")
+
     def test_stale_indices_and_permutations_are_red(self):
         self.check_red(ACT_ORDER, "marlin-like", "stale-sort-index", "layers.0.experts")
         self.check_red(ACT_ORDER, "machete-like", "stale-permutation", "layers.0.experts")

@@ -84,6 +84,9 @@ class MakeCheckpoint(harness.TestCase):
         for flags, words in ((["--like", "gpt-5"], ["gpt-5", "gpt-oss-120b"]),
                              (["--scale", "huge"], ["huge", "tiny"]),
                              (["--seed", "-1"], ["seed"]), (["--seed", "x"], ["seed"]),
+                             (["--seed", "18446744073709551616"], ["seed", "18446744073709551615"]),
+                             (["--scale", "full"], ["--scale", "tiny"]),
+                             (["--next", ""], ["next", "empty"]),
                              (["--threads", "9999"], ["9999"])):
             with self.subTest(flags=flags):
                 like = [] if "--like" in flags else ["--like", "tiny"]

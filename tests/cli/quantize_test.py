@@ -45,7 +45,8 @@ class Quantize(harness.TestCase):
         for scheme in SCHEMES:
             with self.subTest(scheme=scheme):
                 out = self.scratch / scheme
-                self.check_done(run("quantize", "-q", "--to", scheme, "--group", 64, QWEN, out))
+                group = ["--group", 64] if scheme == "int4" else []
+                self.check_done(run("quantize", "-q", "--to", scheme, *group, QWEN, out))
                 done = run("inspect", out)
                 self.check_done(done)
                 self.assertIn(scheme, done.out)
@@ -68,6 +69,8 @@ class Quantize(harness.TestCase):
         for flags, words in ((["--to", "int3"], ["int3", "fp8-block"]),
                              (["--to", "int4", "--group", "0"], ["group", "0"]),
                              (["--to", "int4", "--group", "-1"], ["group"]),
+                             (["--to", "mxfp4", "--group", "64"], ["--group", "int4", "mxfp4"]),
+                             (["--to", "mxfp8", "--zero-points"], ["--zero-points", "int4"]),
                              (["--to", "mxfp4", "--threads", "9999"], ["9999"])):
             with self.subTest(flags=flags):
                 self.check_fails(run("quantize", *flags, QWEN, out), 2, *words)
@@ -77,6 +80,8 @@ class Quantize(harness.TestCase):
         self.check_fails(run("quantize", "--to", "mxfp4", MODEL_A, out), 1, "mxfp4", "already")
         self.check_fails(run("quantize", "--to", "nvfp4", MODEL_A_BF16, out), 1, "gpt_oss", "nvfp4")
         self.check_fails(run("quantize", "--to", "int4", "--group", 96, QWEN, out), 1, "96")
+        self.check_fails(run("quantize", "--to", "int4", "--group", 4, QWEN, out), 1,
+                         "multiple of 8")
         self.assertFalse(out.exists())
         model = self.copy_model(QWEN)
         before = sorted(path.name for path in model.iterdir())

@@ -129,11 +129,12 @@ class TestCase(unittest.TestCase):
     """A test with one server for all methods of a class; `flags` are its own."""
 
     flags = ()
+    model = MODEL_A
     maxDiff = 4000
 
     @classmethod
     def setUpClass(cls):
-        cls.server = Server(*cls.flags)
+        cls.server = Server(*cls.flags, model=cls.model)
         cls.server.__enter__()
         cls.addClassCleanup(cls.server.__exit__)
 
