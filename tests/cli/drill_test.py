@@ -104,18 +104,19 @@ class Drill(harness.TestCase):
         code, report = self.drill("--inject", "drop-sink")
         self.check_red(code, report, "slots differ from a cold engine's", "sinks")
 
-    def test_every_backend_of_the_field_is_green(self):
-        for backend in ("cutlass", "trtllm-like", "marlin-like"):
-            code, report = self.drill("--experts", backend)
-            self.assertEqual((backend, code, report["verdict"]), (backend, 0, "GREEN"))
+    # The field's backends are plain loops, and slow: one drill of each kind here, every format on
+    # every backend in tests/formats, layer by layer.
+    @unittest.skipIf(harness.SANITIZE, "minutes under a sanitizer; tests/formats has the kernels")
+    def test_a_backend_of_the_field_is_green(self):
+        code, report = self.drill("--experts", "cutlass", "--max-tokens", 12)
+        self.assertEqual((code, report["verdict"]), (0, "GREEN"))
 
-    def test_each_backends_own_fault_is_red_by_its_slots(self):
+    @unittest.skipIf(harness.SANITIZE, "minutes under a sanitizer; tests/formats has the kernels")
+    def test_a_backends_own_fault_is_red_by_its_slots(self):
         for backend, fault, slot in (("marlin-like", "rebuilt-workspace", "workspace.locks"),
-                                     ("marlin-like", "no-shuffle", "gate_up.weight"),
-                                     ("trtllm-like", "shuffle-twice", "gate_up.weight"),
-                                     ("cutlass", "no-shuffle", "gate_up.scale"),
-                                     ("cutlass", "rebind-constants", "gemm1_alpha")):
-            code, report = self.drill("--experts", backend, "--inject", fault)
+                                     ("trtllm-like", "shuffle-twice", "gate_up.weight")):
+            code, report = self.drill("--experts", backend, "--inject", fault,
+                                      "--max-tokens", 12)
             self.assertEqual((backend, fault, code), (backend, fault, 1))
             self.assertIn(slot, " ".join(report["reasons"]))
 
