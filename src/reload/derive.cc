@@ -60,7 +60,8 @@ Status run(const DeriveTarget& target, const storage::Derivation& derivation, st
     staged.push_back(derivation.slice_count > 1 ? whole.rows(slice, 1) : whole);
   }
   HF_ASSIGN(const HostViews host, host_views(target, staged_inputs, staged));
-  const auto& [inputs, outputs, buffers] = host;
+  const auto& inputs = host.inputs;
+  const auto& outputs = host.outputs;
   if (target.staging.live() && target.staging.direct()) {
     // What lies there is the previous generation; staging starts as poison.
     for (const TensorView& output : outputs) {
