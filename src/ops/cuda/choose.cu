@@ -4,7 +4,6 @@
 // No order of additions depends on other rows.
 #include <cmath>
 
-#include "base/error.h"
 #include "device/cuda/cuda_stream.h"
 #include "device/cuda/launch.cuh"
 #include "ops/cuda/launchers.h"

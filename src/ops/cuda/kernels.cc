@@ -24,6 +24,9 @@ class CudaKernels final : public Kernels {
   Status gather_rows(Stream& s, const GatherRowsArgs& a) override {
     return cuda::gather_rows(s, a);
   }
+  Status head_norm(Stream& s, const HeadNormArgs& a) override { return cuda::head_norm(s, a); }
+  Status silu_gate(Stream& s, const SiluGateArgs& a) override { return cuda::silu_gate(s, a); }
+  bool routes_over_all() const override { return true; }
   Status qkv(Stream& s, const QkvArgs& a) override {
     bool done = false;
     HF_TRY(cuda::qkv(s, a, done));

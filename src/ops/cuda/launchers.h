@@ -14,6 +14,8 @@ Status kv_write(device::Stream& stream, const KvWriteArgs& args);
 Status paged_attention(device::Stream& stream, const PagedAttentionArgs& args);
 Status router_top_k(device::Stream& stream, const RouterTopKArgs& args);
 Status gather_rows(device::Stream& stream, const GatherRowsArgs& args);
+Status head_norm(device::Stream& stream, const HeadNormArgs& args);
+Status silu_gate(device::Stream& stream, const SiluGateArgs& args);
 // `done` is false where the shapes or dtypes need the parts in turn; then nothing was launched.
 Status qkv(device::Stream& stream, const QkvArgs& args, bool& done);
 Status route(device::Stream& stream, const RouteArgs& args, bool& done);

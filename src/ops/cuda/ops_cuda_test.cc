@@ -8,65 +8,21 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "device/arena.h"
 #include "device/cuda/cuda_test_device.h"
-#include "ops/host_tensor.h"
-#include "ops/ops.h"
+#include "ops/cuda/gpu_bench.h"
 
 namespace holdfast::ops {
 namespace {
 
 using testing::decode;
 using testing::DType;
+using testing::GpuBench;
 using testing::HostTensor;
 using testing::i32_tensor;
+using testing::poison;
 using testing::random_tensor;
 using testing::Shape;
-
-// Copies of host tensors in device memory, for one test.
-class GpuBench {
- public:
-  explicit GpuBench(device::Device& device)
-      : device_(device),
-        stream_(device.create_stream().value()),
-        kernels_(make_cuda_kernels()) {}
-
-  TensorView put(const HostTensor& tensor) {
-    if (tensor.bytes() == 0) return {};
-    arenas_.push_back(device::Arena::create(device_, "test", tensor.bytes() + 64).value());
-    TensorView view = tensor.view();
-    view.address = arenas_.back()->allocate(tensor.bytes(), 64).value();
-    device_.write(view.address, tensor.view().address, tensor.bytes()).value();
-    return view;
-  }
-  void get(const TensorView& from, HostTensor& to) {
-    device_.read(to.view().address, from.address, to.bytes()).value();
-  }
-  OpContext context() { return {*stream_, *kernels_}; }
-  void finish() { stream_->synchronize().value(); }
-
- private:
-  device::Device& device_;
-  std::unique_ptr<device::Stream> stream_;
-  std::unique_ptr<Kernels> kernels_;
-  std::vector<std::unique_ptr<device::Arena>> arenas_;
-};
-
-// Largest |a - b| / (1 + |b|); infinite when one of them is not a number and the other is.
-double worst(const std::vector<float>& a, const std::vector<float>& b) {
-  EXPECT_EQ(a.size(), b.size());
-  double most = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    const double difference =
-        std::abs(double{a[i]} - double{b[i]}) / (1.0 + std::abs(double{b[i]}));
-    most = std::isfinite(difference) ? std::max(most, difference) : INFINITY;
-  }
-  return most;
-}
-
-void poison(HostTensor& tensor) {
-  std::fill_n(tensor.view().address, tensor.bytes(), device::kPoisonByte);
-}
+using testing::worst;
 
 // The largest error of linear in units of 2^-17 sqrt(sum of (x w)^2): x goes in as two bf16, so a
 // product is off by up to 2^-17 of itself, in no one direction; f32 sums add less.

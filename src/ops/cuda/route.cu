@@ -38,7 +38,14 @@ struct TopK {
   std::int32_t* ids;
   float* weights;
   std::int64_t experts, k;
+  std::int64_t over_all;  // weights are shares of the sum over all experts
 };
+
+// exp(logit - largest), where the largest counts 1 even when it is infinite.
+__device__ float share_of(float logit, float largest) {
+  const float value = number_or_lowest(logit);
+  return value == largest ? 1.0f : expf(value - largest);
+}
 
 // By one warp; the k-th largest is what comes right after the (k-1)-th in that order.
 __device__ void pick(const TopK& a, const float* logits, std::int64_t row) {
@@ -70,7 +77,7 @@ __device__ void pick(const TopK& a, const float* logits, std::int64_t row) {
       }
     }
     if (i == 0) largest = best;
-    const float weight = best == largest ? 1.0f : expf(best - largest);
+    const float weight = share_of(best, largest);
     sum = __fadd_rn(sum, weight);
     last = best;
     last_id = best_id;
@@ -78,6 +85,13 @@ __device__ void pick(const TopK& a, const float* logits, std::int64_t row) {
       ids[i] = best_id;
       weights[i] = weight;
     }
+  }
+  if (a.over_all != 0) {
+    float shares = 0.0f;
+    for (std::int64_t e = lane; e < a.experts; e += 32) {
+      shares = __fadd_rn(shares, share_of(logits[e], largest));
+    }
+    sum = cuda_kernels::warp_total(shares);
   }
   if (lane != 0) return;
   for (std::int64_t i = 0; i < a.k; ++i) weights[i] /= sum;
@@ -213,7 +227,7 @@ Status router_top_k(device::Stream& stream, const RouterTopKArgs& a) {
   const TopKKernel kernel{a.logits.as<const float>(),
                           a.active_rows.as<const std::int32_t>(),
                           {a.ids.as<std::int32_t>(), a.weights.as<float>(), a.logits.shape[1],
-                           a.ids.shape[1]}};
+                           a.ids.shape[1], a.over_all ? 1 : 0}};
   return launch_cuda(stream,
                      {"router_top_k",
                       {.grid = dim3(static_cast<unsigned>(a.logits.shape[0])),
@@ -236,7 +250,7 @@ Status route(device::Stream& stream, const RouteArgs& a, bool& done) {
       .bias = a.linear.bias.empty() ? nullptr : a.linear.bias.address,
       .active_rows = a.norm.active_rows.as<const std::int32_t>(),
       .top_k = {a.top_k.ids.as<std::int32_t>(), a.top_k.weights.as<float>(),
-                a.linear.weight.shape[0], a.top_k.ids.shape[1]},
+                a.linear.weight.shape[0], a.top_k.ids.shape[1], a.top_k.over_all ? 1 : 0},
       .norm_is_f32 = a.norm.weight.dtype == tensor::DType::kF32 ? 1 : 0,
       .bias_is_f32 = a.linear.bias.dtype == tensor::DType::kF32 ? 1 : 0,
       .columns = a.norm.x.shape[1],
