@@ -1,5 +1,5 @@
 // Codes and scales of a packed tile's rows to float32 vectors, exactly; compiled once for each
-// instruction set. Included by cpu_tiles-inl.h alone.
+// instruction set. Included by cpu_tiles-inl.h and field_kernels.cc.
 #if defined(HF_EXPERTS_CPU_DECODERS) == defined(HWY_TARGET_TOGGLE)
 #ifdef HF_EXPERTS_CPU_DECODERS
 #undef HF_EXPERTS_CPU_DECODERS
@@ -10,6 +10,19 @@
 #include "experts/cpu_kernels.h"
 #include "experts/cpu_packing.h"
 #include "hwy/highway.h"
+
+#ifndef HF_EXPERTS_CPU_DECODERS_ONCE
+#define HF_EXPERTS_CPU_DECODERS_ONCE
+namespace holdfast::experts::cpu {
+
+inline constexpr int kTile = static_cast<int>(kTileRows);
+// Magnitudes of E2M1 with the sign bit's eight after them.
+alignas(64) inline constexpr float kE2M1[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,
+                                                4.0f,  6.0f,  -0.0f, -0.5f, -1.0f, -1.5f,
+                                                -2.0f, -3.0f, -4.0f, -6.0f};
+
+}  // namespace holdfast::experts::cpu
+#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace holdfast::experts::cpu::HWY_NAMESPACE {
@@ -23,27 +36,27 @@ using VF = hn::Vec<F32>;
 using VU = hn::Vec<U32>;
 
 // The value of the lowest nibble of each lane; the bits above it are ignored.
-HWY_INLINE VF decode_e2m1(VU lanes) {
-  const F32 df;
-  const U32 du;
+template <class D>
+HWY_INLINE hn::Vec<D> decode_e2m1(D df, hn::Vec<hn::RebindToUnsigned<D>> lanes) {
+  const hn::RebindToUnsigned<D> du;
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2
-  const VF table = hn::Load(df, kE2M1);
+  const auto table = hn::Load(df, kE2M1);
   // The hardware ignores index bits above the table; Highway's debug checks do not.
-  const VU index = HWY_IS_DEBUG_BUILD ? hn::And(lanes, hn::Set(du, MaxLanes(df) - 1)) : lanes;
-  const VF value = hn::TableLookupLanes(table, hn::IndicesFromVec(df, index));
+  const auto index = HWY_IS_DEBUG_BUILD ? hn::And(lanes, hn::Set(du, MaxLanes(df) - 1)) : lanes;
+  const auto value = hn::TableLookupLanes(table, hn::IndicesFromVec(df, index));
   if (MaxLanes(df) == 16) return value;
   // Eight lanes hold the magnitudes alone.
-  const VU sign = hn::ShiftLeft<28>(hn::And(lanes, hn::Set(du, 8u)));
+  const auto sign = hn::ShiftLeft<28>(hn::And(lanes, hn::Set(du, 8u)));
   return hn::BitCast(df, hn::Or(hn::BitCast(du, value), sign));
 #else
   // From code 2 on a magnitude is the float32 whose exponent and top mantissa bit it holds.
-  const I32 di;
-  const VU code = hn::And(lanes, hn::Set(du, 7u));
-  const VF large = hn::BitCast(df, hn::Add(hn::ShiftLeft<22>(code), hn::Set(du, 0x3F000000u)));
-  const VF small = hn::Mul(hn::ConvertTo(df, hn::BitCast(di, code)), hn::Set(df, 0.5f));
+  const hn::RebindToSigned<D> di;
+  const auto code = hn::And(lanes, hn::Set(du, 7u));
+  const auto large = hn::BitCast(df, hn::Add(hn::ShiftLeft<22>(code), hn::Set(du, 0x3F000000u)));
+  const auto small = hn::Mul(hn::ConvertTo(df, hn::BitCast(di, code)), hn::Set(df, 0.5f));
   const auto is_large = hn::Gt(hn::BitCast(di, code), hn::Set(di, 1));
-  const VF value = hn::IfThenElse(hn::RebindMask(df, is_large), large, small);
-  const VU sign = hn::ShiftLeft<28>(hn::And(lanes, hn::Set(du, 8u)));
+  const auto value = hn::IfThenElse(hn::RebindMask(df, is_large), large, small);
+  const auto sign = hn::ShiftLeft<28>(hn::And(lanes, hn::Set(du, 8u)));
   return hn::BitCast(df, hn::Or(hn::BitCast(du, value), sign));
 #endif
 }

@@ -22,15 +22,9 @@
 namespace holdfast::experts::cpu {
 
 inline constexpr int kMaxTokens = 8;
-inline constexpr int kTile = static_cast<int>(kTileRows);
 // How far ahead of a tile's codes or values the second-level cache is filled, so that decoding and
 // reading overlap. Measured: 4 to 32 KB are alike. Past the matrix it does nothing.
 inline constexpr std::size_t kPrefetchBytes = 8192;
-// Magnitudes of E2M1 with the sign bit's eight after them.
-alignas(64) inline constexpr float kE2M1[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,
-                                                4.0f,  6.0f,  -0.0f, -0.5f, -1.0f, -1.5f,
-                                                -2.0f, -3.0f, -4.0f, -6.0f};
-
 inline bool is_expert(std::int32_t id, const MoeShape& shape) {
   return id >= 0 && id < shape.expert_count;
 }

@@ -53,14 +53,14 @@ struct E2m1Codec {
   static constexpr int kUnitBytes = 4, kColumns = 8;
   static HWY_INLINE void decode(const std::byte* unit, VF, VF* w) {
     const VU packed = hn::LoadU(U32(), reinterpret_cast<const std::uint32_t*>(unit));
-    w[0] = decode_e2m1(packed);
-    w[1] = decode_e2m1(hn::ShiftRight<4>(packed));
-    w[2] = decode_e2m1(hn::ShiftRight<8>(packed));
-    w[3] = decode_e2m1(hn::ShiftRight<12>(packed));
-    w[4] = decode_e2m1(hn::ShiftRight<16>(packed));
-    w[5] = decode_e2m1(hn::ShiftRight<20>(packed));
-    w[6] = decode_e2m1(hn::ShiftRight<24>(packed));
-    w[7] = decode_e2m1(hn::ShiftRight<28>(packed));
+    w[0] = decode_e2m1(F32(), packed);
+    w[1] = decode_e2m1(F32(), hn::ShiftRight<4>(packed));
+    w[2] = decode_e2m1(F32(), hn::ShiftRight<8>(packed));
+    w[3] = decode_e2m1(F32(), hn::ShiftRight<12>(packed));
+    w[4] = decode_e2m1(F32(), hn::ShiftRight<16>(packed));
+    w[5] = decode_e2m1(F32(), hn::ShiftRight<20>(packed));
+    w[6] = decode_e2m1(F32(), hn::ShiftRight<24>(packed));
+    w[7] = decode_e2m1(F32(), hn::ShiftRight<28>(packed));
   }
 };
 // A code in the low mantissa bits of 2^23 is 2^23 + code; `zero` is 2^23 + zero.

@@ -1,7 +1,7 @@
 // A field-like experts backend: an engine's own packing, constants, derived chain and workspaces as
-// one of the field's kernels has them, over plain CPU loops. What matters is that the contract
-// covers every slot of it. Each backend is a description in a file of its own. The thread that
-// defines.
+// one of the field's kernels has them, over CPU kernels that read any of these packings. What
+// matters is that the contract covers every slot of it. Each backend is a description in a file of
+// its own. The thread that defines.
 #pragma once
 
 #include <memory>

@@ -1,7 +1,7 @@
 // The kernels of the field-like backends on the CPU: prepare, gate_up, down; grouping and combining
-// are the holdfast backend's (cpu_kernels.h). Plain loops over the packed layouts, padding
-// included, in float32; a pair's bits depend on its own x and expert alone. Free of state, no
-// allocation.
+// are the holdfast backend's (cpu_kernels.h). They read the packed layouts, padding included, and
+// decode a row once for all pairs of its expert, to float32; a pair's bits depend on its own x and
+// expert alone. Free of state, no allocation.
 #pragma once
 
 #include <cstdint>

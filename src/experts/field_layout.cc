@@ -35,6 +35,14 @@ std::int64_t FieldLayout::place(std::int64_t row, std::int64_t unit) const {
   return row * units + unit;
 }
 
+std::int64_t FieldLayout::period_step() const {
+  return keeps_rows_together() ? kPeriod : rows * kPeriod;
+}
+
+bool FieldLayout::keeps_rows_together() const {
+  return order == FieldOrder::kRowMajor || order == FieldOrder::kEpilogueTile;
+}
+
 int nibble_place(FieldOrder order, int column) {
   constexpr std::array<int, 8> kMarlin{0, 4, 1, 5, 2, 6, 3, 7};
   constexpr std::array<int, 8> kMachete{0, 2, 4, 6, 1, 3, 5, 7};

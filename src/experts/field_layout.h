@@ -41,6 +41,12 @@ struct FieldLayout {
 
   // In [0, rows * units).
   std::int64_t place(std::int64_t row, std::int64_t unit) const;
+
+  // Along a row, unit u + kPeriod stands period_step() places after unit u.
+  static constexpr std::int64_t kPeriod = 16;
+  std::int64_t period_step() const;
+  // Whether a row's units stand side by side in their order.
+  bool keeps_rows_together() const;
 };
 
 // Which nibble of a word column i of its eight is: i itself; 0 4 1 5 2 6 3 7 for

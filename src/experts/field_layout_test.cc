@@ -38,6 +38,21 @@ TEST(FieldLayout, EveryUnitHasAPlaceOfItsOwn) {
   }
 }
 
+TEST(FieldLayout, ARowsUnitsComeAgainAtOneDistanceEveryPeriod) {
+  for (const FieldOrder order : kOrders) {
+    const FieldLayout layout{order, 256, 48};
+    for (int r = 0; r < 256; ++r) {
+      for (int u = 0; u + FieldLayout::kPeriod < 48; ++u) {
+        ASSERT_EQ(layout.place(r, u + FieldLayout::kPeriod),
+                  layout.place(r, u) + layout.period_step());
+      }
+      bool together = true;
+      for (int u = 0; u < 48; ++u) together &= layout.place(r, u) == layout.place(r, 0) + u;
+      ASSERT_EQ(layout.keeps_rows_together(), together);
+    }
+  }
+}
+
 TEST(FieldLayout, EveryColumnHasANibbleOfItsOwn) {
   for (const FieldOrder order : kOrders) {
     std::set<int> places;

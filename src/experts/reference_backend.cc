@@ -1,4 +1,6 @@
-// The reference experts backend: raw checkpoint layouts in weight slots, scalar loops in float32.
+// The reference experts backend: raw checkpoint layouts in weight slots, scalar loops in float32. A
+// row is decoded once for all pairs of its expert; the additions of a pair are those of a plain dot
+// product.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -29,11 +31,15 @@ struct Step {
   std::int64_t activations = 0;  // config::ActivationScheme
   const std::int32_t* ids = nullptr;
   const std::int32_t* active_rows = nullptr;
-  float* weight = nullptr;  // a decoded row, [max(H, I)]
-  float* inputs = nullptr;  // rounded inputs, [max(H, I)]
+  float* weight = nullptr;  // two decoded rows, [2, max(H, I)]
+  float* inputs = nullptr;  // rounded inputs, [n * k, max(H, I)]
 
+  std::int64_t longest() const { return std::max(hidden, intermediate); }
   std::int64_t rows() const { return std::clamp<std::int64_t>(*active_rows, 0, n); }
   bool is_expert(std::int64_t id) const { return id >= 0 && id < experts; }
+  bool has_pairs(std::int64_t expert) const {
+    return std::find(ids, ids + rows() * k, expert) != ids + rows() * k;
+  }
 };
 
 struct GateUpArgs {
@@ -54,25 +60,32 @@ struct DownArgs {
   const float* weights = nullptr;
   const float* residual = nullptr;
   float* out = nullptr;
-  float* sum = nullptr;  // [H]
+  float* down_out = nullptr;  // [n * k, H]
 };
 
 // A capture looks for pointers in every word, padding included.
 static_assert(std::has_unique_object_representations_v<GateUpArgs> &&
               std::has_unique_object_representations_v<DownArgs>);
 
-// W_e[row] . inputs + bias_e[row]
-float row_times(const Step& step, const RawMatrix& matrix, std::int64_t expert, std::int64_t row) {
-  decode_row(matrix, expert, row, step.weight);
+float dot(const float* weight, const float* inputs, std::int64_t count) {
   float sum = 0.0f;
-  for (std::int64_t c = 0; c < matrix.columns; ++c) sum += step.weight[c] * step.inputs[c];
-  return sum + bias_of(matrix, expert, row);
+  for (std::int64_t c = 0; c < count; ++c) sum += weight[c] * inputs[c];
+  return sum;
 }
 
-void round_to_inputs(const Step& step, float scale, const float* from, std::int64_t count) {
+void round_to_inputs(const Step& step, float scale, std::int64_t pair,
+                     std::span<const float> from) {
   const RoundRule rule{.scheme = static_cast<config::ActivationScheme>(step.activations),
                        .input_scale = InputScale::kMultipliedBack};
-  round_row(rule, scale, {from, static_cast<std::size_t>(count)}, step.inputs);
+  round_row(rule, scale, from, step.inputs + pair * step.longest());
+}
+
+// Calls run(pair, inputs) for the pairs of an expert.
+template <typename Run>
+void for_pairs(const Step& step, std::int64_t expert, const Run& run) {
+  for (std::int64_t pair = 0; pair < step.rows() * step.k; ++pair) {
+    if (step.ids[pair] == expert) run(pair, step.inputs + pair * step.longest());
+  }
 }
 
 // semantics.md 3.7. A NaN stays one: the comparisons are false for it.
@@ -82,45 +95,69 @@ float swiglu(float gate, float up, float alpha, float beta, float limit) {
   return g / (1.0f + std::exp(-alpha * g)) * (u + beta);
 }
 
-void run_gate_up(const GateUpArgs& args, device::WorkerPool&) {
+void gate_up_expert(const GateUpArgs& args, std::int64_t e) {
   const Step& step = args.step;
-  for (std::int64_t pair = 0; pair < step.rows() * step.k; ++pair) {
-    const std::int64_t e = step.ids[pair];
-    if (!step.is_expert(e)) continue;
-    const float scale = std::max(input_scale_of(args.gate, e), input_scale_of(args.up, e));
-    round_to_inputs(step, scale, args.x + pair / step.k * step.hidden, step.hidden);
-    for (std::int64_t i = 0; i < step.intermediate; ++i) {
-      const std::int64_t gate_row = args.fused != 0 ? 2 * i : i;
-      const std::int64_t up_row = args.fused != 0 ? 2 * i + 1 : i;
-      const float gate = row_times(step, args.gate, e, gate_row);
-      const float up = row_times(step, args.up, e, up_row);
+  const float scale = std::max(input_scale_of(args.gate, e), input_scale_of(args.up, e));
+  for_pairs(step, e, [&](std::int64_t pair, const float*) {
+    const float* x = args.x + pair / step.k * step.hidden;
+    round_to_inputs(step, scale, pair, {x, static_cast<std::size_t>(step.hidden)});
+  });
+  float* gate_weight = step.weight;
+  float* up_weight = step.weight + step.longest();
+  for (std::int64_t i = 0; i < step.intermediate; ++i) {
+    const std::int64_t gate_row = args.fused != 0 ? 2 * i : i;
+    const std::int64_t up_row = args.fused != 0 ? 2 * i + 1 : i;
+    decode_row(args.gate, e, gate_row, gate_weight);
+    decode_row(args.up, e, up_row, up_weight);
+    for_pairs(step, e, [&](std::int64_t pair, const float* x) {
+      const float gate = dot(gate_weight, x, step.hidden) + bias_of(args.gate, e, gate_row);
+      const float up = dot(up_weight, x, step.hidden) + bias_of(args.up, e, up_row);
       args.activation[pair * step.intermediate + i] =
           swiglu(gate, up, args.alpha[e], args.beta[e], args.limit[e]);
-    }
+    });
+  }
+}
+
+void run_gate_up(const GateUpArgs& args, device::WorkerPool&) {
+  for (std::int64_t e = 0; e < args.step.experts; ++e) {
+    if (args.step.has_pairs(e)) gate_up_expert(args, e);
+  }
+}
+
+void down_expert(const DownArgs& args, std::int64_t e) {
+  const Step& step = args.step;
+  const std::int64_t inner = step.intermediate;
+  for_pairs(step, e, [&](std::int64_t pair, const float*) {
+    round_to_inputs(step, input_scale_of(args.down, e), pair,
+                    {args.activation + pair * inner, static_cast<std::size_t>(inner)});
+  });
+  for (std::int64_t h = 0; h < step.hidden; ++h) {
+    decode_row(args.down, e, h, step.weight);
+    for_pairs(step, e, [&](std::int64_t pair, const float* x) {
+      args.down_out[pair * step.hidden + h] = dot(step.weight, x, inner) + bias_of(args.down, e, h);
+    });
   }
 }
 
 void run_down(const DownArgs& args, device::WorkerPool&) {
   const Step& step = args.step;
+  for (std::int64_t e = 0; e < step.experts; ++e) {
+    if (step.has_pairs(e)) down_expert(args, e);
+  }
   for (std::int64_t r = 0; r < step.rows(); ++r) {
-    std::fill_n(args.sum, step.hidden, 0.0f);
-    for (std::int64_t pair = r * step.k; pair < (r + 1) * step.k; ++pair) {
-      const std::int64_t e = step.ids[pair];
-      if (!step.is_expert(e)) continue;
-      round_to_inputs(step, input_scale_of(args.down, e),
-                      args.activation + pair * step.intermediate, step.intermediate);
-      for (std::int64_t h = 0; h < step.hidden; ++h) {
-        args.sum[h] += args.weights[pair] * row_times(step, args.down, e, h);
-      }
-    }
     for (std::int64_t h = 0; h < step.hidden; ++h) {
-      args.out[r * step.hidden + h] = args.residual[r * step.hidden + h] + args.sum[h];
+      float sum = 0.0f;
+      for (std::int64_t pair = r * step.k; pair < (r + 1) * step.k; ++pair) {
+        if (!step.is_expert(step.ids[pair])) continue;
+        sum += args.weights[pair] * args.down_out[pair * step.hidden + h];
+      }
+      args.out[r * step.hidden + h] = args.residual[r * step.hidden + h] + sum;
     }
   }
 }
 
 struct WorkspaceSlots {
-  SlotId activation, weight, inputs, sum;
+  SlotId activation, weight, inputs, down_out;
 };
 struct LayerSlots {
   RawSlots gate = {}, up = {}, down = {};  // fused: gate is both
@@ -198,7 +235,7 @@ class ReferenceLayer final : public ExpertsLayer {
 
   Status launch_down(device::Stream& stream, const ExpertsArgs& args) const {
     const TensorView activation = view(slots_.workspace.activation);
-    const TensorView sum = view(slots_.workspace.sum);
+    const TensorView down_out = view(slots_.workspace.down_out);
     const RawSlots& down = slots_.down;
     const DownArgs kernel_args{
         .step = step(args),
@@ -207,7 +244,7 @@ class ReferenceLayer final : public ExpertsLayer {
         .weights = args.weights.as<const float>(),
         .residual = args.residual.as<const float>(),
         .out = args.out.as<float>(),
-        .sum = sum.as<float>()};
+        .down_out = down_out.as<float>()};
     return device::launch_cpu<&run_down>(
         stream, "experts.reference.down", kernel_args,
         {reads("ids", args.ids), reads("weights", args.weights), reads("residual", args.residual),
@@ -216,7 +253,7 @@ class ReferenceLayer final : public ExpertsLayer {
          operand("down_global_scale", down.global_scale),
          operand("down_input_scale", down.input_scale), operand("down_zeros", down.zeros),
          operand("down_group_index", down.group_index), operand("down_bias", down.bias),
-         reads("activation", activation), writes("sum", sum),
+         reads("activation", activation), writes("down_out", down_out),
          writes("weight", view(slots_.workspace.weight)),
          writes("inputs", view(slots_.workspace.inputs))});
   }
@@ -239,12 +276,11 @@ class ReferenceBackend final : public ExpertsBackend {
                                                .arena = {}});
     };
     const std::int64_t longest = std::max(shape.hidden_size, shape.intermediate_size);
-    HF_ASSIGN(slots_.activation,
-              scratch("activation",
-                      {shape.max_rows * shape.experts_per_token, shape.intermediate_size}));
-    HF_ASSIGN(slots_.weight, scratch("weight", {longest}));
-    HF_ASSIGN(slots_.inputs, scratch("inputs", {longest}));
-    HF_ASSIGN(slots_.sum, scratch("sum", {shape.hidden_size}));
+    const std::int64_t pairs = shape.max_rows * shape.experts_per_token;
+    HF_ASSIGN(slots_.activation, scratch("activation", {pairs, shape.intermediate_size}));
+    HF_ASSIGN(slots_.weight, scratch("weight", {2, longest}));
+    HF_ASSIGN(slots_.inputs, scratch("inputs", {pairs, longest}));
+    HF_ASSIGN(slots_.down_out, scratch("down_out", {pairs, shape.hidden_size}));
     workspace_ = shape;
     return {};
   }

@@ -28,14 +28,20 @@ constexpr Format kE4M3Format{3, 7};
 constexpr Format kE5M2Format{2, 15};
 constexpr Format kE2M1Format{1, 1};
 
+// 2^exponent, of a normal float32.
+float power_of_two(int exponent) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(exponent + 127) << 23);
+}
+
 // The value of a finite magnitude code (no sign bit).
 float decode_magnitude(std::uint32_t code, Format format) {
   const std::uint32_t mantissa_range = 1u << format.mantissa_bits;
   const auto exponent = static_cast<int>(code >> format.mantissa_bits);
   const std::uint32_t mantissa = code & (mantissa_range - 1);
   const std::uint32_t quanta = exponent == 0 ? mantissa : mantissa + mantissa_range;
+  // Exact: no format's quantum is a subnormal float32.
   const int scale = std::max(exponent, 1) - format.bias - format.mantissa_bits;
-  return std::ldexp(static_cast<float>(quanta), scale);
+  return static_cast<float>(quanta) * power_of_two(scale);
 }
 
 // The magnitude code nearest to |value|, ties to even, as if the exponent had no upper end: callers
@@ -127,7 +133,8 @@ std::uint8_t f32_to_f8_e5m2(float value) {
 }
 
 float f8_e8m0_to_f32(std::uint8_t bits) {
-  return bits == kScaleNaN ? kNaN : std::ldexp(1.0f, bits - kScaleBias);
+  if (bits == 0) return std::ldexp(1.0f, -kScaleBias);  // a subnormal
+  return bits == kScaleNaN ? kNaN : power_of_two(bits - kScaleBias);
 }
 
 float f4_e2m1_to_f32(std::uint8_t code) {
