@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "base/assert.h"
+#include "storage/address_tables.h"
 
 namespace holdfast::engine {
 
@@ -20,8 +21,10 @@ std::string home_of(const storage::Registry& registry, std::uintptr_t address) {
 }  // namespace
 
 std::vector<std::int64_t> graph_row_counts(std::int64_t max_sequences, std::int64_t max_rows) {
-  std::vector<std::int64_t> counts = {1, 2, 4, 8, max_rows};
-  if (max_sequences > 8) counts.push_back(max_sequences);
+  std::vector<std::int64_t> counts = {max_sequences, max_rows};
+  for (std::int64_t rows = 1; rows <= std::min(max_rows, kLargestDecodeRows); rows *= 2) {
+    counts.push_back(rows);
+  }
   std::erase_if(counts, [max_rows](std::int64_t count) { return count > max_rows; });
   std::sort(counts.begin(), counts.end());
   counts.erase(std::unique(counts.begin(), counts.end()), counts.end());
@@ -46,6 +49,7 @@ Result<std::unique_ptr<GraphSet>> GraphSet::capture(const storage::Registry& reg
     set->entries_.push_back(std::move(entry));
   }
   std::reverse(set->entries_.begin(), set->entries_.end());
+  HF_TRY(storage::check_address_tables(registry));
   std::set<storage::SlotId> seen;
   for (const Entry& entry : set->entries_) {
     for (const device::ManifestEntry& operand : entry.graph->manifest().entries) {

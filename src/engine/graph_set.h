@@ -15,7 +15,10 @@
 
 namespace holdfast::engine {
 
-// 1, 2, 4, 8, `max_sequences` where it is larger, and `max_rows`; none above max_rows. Ascending.
+// Above it a decode step runs in the graph of max_sequences, or the largest.
+inline constexpr std::int64_t kLargestDecodeRows = 256;
+// The powers of two up to kLargestDecodeRows, `max_sequences` and `max_rows`; none above max_rows.
+// Ascending.
 std::vector<std::int64_t> graph_row_counts(std::int64_t max_sequences, std::int64_t max_rows);
 
 class GraphSet {

@@ -61,8 +61,11 @@ TEST(Scheduler, TheLastInOrderGiveWayUntilTheOthersHaveTheirPages) {
 }
 
 TEST(GraphSet, RowCountsAreThoseOfDecodeBatchesAndTheLargestStep) {
-  EXPECT_EQ(graph_row_counts(8, 64), (std::vector<std::int64_t>{1, 2, 4, 8, 64}));
-  EXPECT_EQ(graph_row_counts(20, 64), (std::vector<std::int64_t>{1, 2, 4, 8, 20, 64}));
+  EXPECT_EQ(graph_row_counts(8, 64), (std::vector<std::int64_t>{1, 2, 4, 8, 16, 32, 64}));
+  EXPECT_EQ(graph_row_counts(20, 64),
+            (std::vector<std::int64_t>{1, 2, 4, 8, 16, 20, 32, 64}));
+  EXPECT_EQ(graph_row_counts(256, 1000),
+            (std::vector<std::int64_t>{1, 2, 4, 8, 16, 32, 64, 128, 256, 1000}));
   EXPECT_EQ(graph_row_counts(1, 1), (std::vector<std::int64_t>{1}));
   EXPECT_EQ(graph_row_counts(3, 3), (std::vector<std::int64_t>{1, 2, 3}));
   EXPECT_EQ(graph_row_counts(16, 16), (std::vector<std::int64_t>{1, 2, 4, 8, 16}));

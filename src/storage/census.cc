@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "storage/address_tables.h"
 #include "storage/live_bytes.h"
 
 namespace holdfast::storage {
@@ -54,6 +55,16 @@ Result<Census> take_census(const Registry& registry,
     census.slots[versioned[i].index()].digest = (*digests)[i];
   }
   for (const device::Graph* graph : graphs) count_graph(registry, *graph, census.addresses);
+  auto entries = read_address_tables(registry);
+  if (!entries.ok()) return entries.error().with_context("census");
+  for (const TableEntry& entry : *entries) {
+    census.addresses.push_back({.graph = std::string(kAddressTables),
+                                .node = registry.slot(entry.table).spec.name,
+                                .role = fmt::format("[{}]", entry.index),
+                                .address = entry.address,
+                                .bytes = 1,
+                                .home = entry.home ? registry.slot(*entry.home).spec.name : ""});
+  }
   return census;
 }
 

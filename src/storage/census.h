@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "device/device.h"
@@ -22,7 +23,11 @@ struct CensusSlot {
   std::optional<base::Digest> digest = {};  // of the bytes as they are now; versioned slots only
 };
 
-// An address in a graph's manifest and the slot it lies in now.
+// What stands for the graph where an address was read out of a slot that holds addresses.
+inline constexpr std::string_view kAddressTables = "address tables";
+
+// An address in a graph's manifest, or in a table that its kernels follow, and the slot in which it
+// lies now.
 struct CensusAddress {
   std::string graph = {};
   std::string node = {};

@@ -1,5 +1,6 @@
 // I1 to I3 end to end with no model: a registry, a captured graph over its slots, replacements of
 // the bytes under it, and the census that tells a sound replacement from a rebind.
+#include "storage/address_tables.h"
 #include "storage/census.h"
 #include "storage/graph_census.h"
 
@@ -230,6 +231,71 @@ TEST_F(CensusTest, ARebindLeavesTheGraphsAddressesHomelessAndTheCensusSaysWhich)
   EXPECT_EQ(change.same_address_count, 2u);
   EXPECT_EQ(registry_.view(alpha_).as<float>()[0], 2.0f);
   EXPECT_EQ(registry_.arena_of(alpha_).protection(), device::Protection::kReadOnly);
+}
+
+// What a node shows of a batched kernel is the table; what the kernel reads is what stands in it.
+class AddressTableTest : public CensusTest {
+ protected:
+  void SetUp() override {
+    CensusTest::SetUp();
+    table_ = registry_.define({.name = "experts.pointers",
+                               .slot_class = SlotClass::kState,
+                               .dtype = DType::kI64,
+                               .shape = Shape{3},
+                               .address_table = true}).value();
+    seal();
+    put(0, registry_.slot(weight_).range.begin + 8);
+    put(2, registry_.slot(alpha_).range.begin);
+  }
+  void put(int index, std::uint64_t address) {
+    std::memcpy(registry_.view(table_).address + 8 * index, &address, 8);
+  }
+  SlotId table_;
+};
+
+TEST_F(AddressTableTest, EachEntryIsCountedWithItsHome) {
+  EXPECT_TRUE(check_address_tables(registry_).ok());
+  const Census counted = take_census(registry_, {}).value();
+  ASSERT_EQ(counted.addresses.size(), 2u) << "a null entry points nowhere";
+  EXPECT_EQ(counted.addresses[0].node, "experts.pointers");
+  EXPECT_EQ(counted.addresses[0].role, "[0]");
+  EXPECT_EQ(counted.addresses[0].home, "w");
+  EXPECT_EQ(counted.addresses[1].role, "[2]");
+  EXPECT_EQ(counted.addresses[1].home, "swiglu_alpha");
+  const GraphCensus graphs = take_graph_census(registry_, {}).value();
+  ASSERT_EQ(graphs.nodes.size(), 1u);
+  EXPECT_EQ(graphs.nodes[0].name, "experts.pointers");
+  ASSERT_EQ(graphs.nodes[0].pointers.size(), 2u);
+  EXPECT_EQ(graphs.nodes[0].pointers[0].slot_offset, 8u);
+  EXPECT_EQ(graphs.nodes[0].pointers[1].byte, 16u);
+  EXPECT_EQ(graphs.homeless, 0u);
+}
+
+TEST_F(AddressTableTest, AnEntryThatARebindLeftBehindHasNoHomeAndIsNamed) {
+  const std::uintptr_t stale = registry_.slot(alpha_).range.begin;
+  ASSERT_TRUE(registry_.inject_rebind("constants").ok());
+  const Status checked = check_address_tables(registry_);
+  ASSERT_FALSE(checked.ok());
+  EXPECT_EQ(checked.error().code(), ErrorCode::kMismatch);
+  EXPECT_THAT(checked.error().message(), HasSubstr("address table experts.pointers: word 2"));
+  EXPECT_THAT(checked.error().message(), HasSubstr(fmt::format("{:#x}", stale)));
+  EXPECT_EQ(take_census(registry_, {}).value().homeless_count(), 1u);
+  EXPECT_EQ(take_graph_census(registry_, {}).value().homeless, 1u);
+}
+
+TEST(AddressTable, OneThatACommitWouldReplaceOrOfSmallerWordsIsRefused) {
+  Registry registry;
+  const auto versioned = registry.define(
+      {.name = "t", .dtype = DType::kI64, .shape = Shape{2}, .address_table = true});
+  ASSERT_FALSE(versioned.ok());
+  EXPECT_THAT(versioned.error().message(), HasSubstr("a commit would replace class weight"));
+  const auto narrow = registry.define({.name = "t",
+                                       .slot_class = SlotClass::kState,
+                                       .dtype = DType::kI32,
+                                       .shape = Shape{2},
+                                       .address_table = true});
+  ASSERT_FALSE(narrow.ok());
+  EXPECT_THAT(narrow.error().message(), HasSubstr("which have 64 bits, and"));
 }
 
 #ifndef __SANITIZE_ADDRESS__

@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "storage/address_tables.h"
+#include "storage/census.h"
 
 namespace holdfast::storage {
 namespace {
@@ -46,6 +48,30 @@ Status count_graph(const Registry& registry, const device::Graph& graph, GraphCe
   return {};
 }
 
+// Each table is a node of its own, whose bytes are the slot's.
+Status count_tables(const Registry& registry, GraphCensus& census) {
+  HF_ASSIGN(const std::vector<TableEntry> entries, read_address_tables(registry));
+  for (const TableEntry& entry : entries) {
+    const std::string& table = registry.slot(entry.table).spec.name;
+    if (census.nodes.empty() || census.nodes.back().name != table) {
+      census.nodes.push_back({.graph = std::string(kAddressTables), .name = table});
+    }
+    GraphCensus::Pointer counted{.byte = entry.index * sizeof(entry.address),
+                                 .address = entry.address,
+                                 .role = "entry"};
+    if (entry.home) {
+      const Slot& home = registry.slot(*entry.home);
+      counted.slot = home.spec.name;
+      counted.slot_offset = entry.address - home.range.begin;
+    } else {
+      ++census.homeless;
+    }
+    census.nodes.back().pointers.push_back(std::move(counted));
+  }
+  census.pointers += entries.size();
+  return {};
+}
+
 }  // namespace
 
 Result<GraphCensus> take_graph_census(const Registry& registry,
@@ -53,6 +79,7 @@ Result<GraphCensus> take_graph_census(const Registry& registry,
   GraphCensus census;
   census.graphs = graphs.size();
   for (const device::Graph* graph : graphs) HF_TRY(count_graph(registry, *graph, census));
+  HF_TRY(count_tables(registry, census));
   return census;
 }
 

@@ -1,5 +1,6 @@
 // GraphCensus: every pointer that the captured graphs hold, read back from the graphs themselves,
-// with the slot in which it lies and the operand that it is. A value; pure functions.
+// with the slot in which it lies and the operand that it is, and every entry of a table of
+// addresses. A value; pure functions.
 #pragma once
 
 #include <cstdint>

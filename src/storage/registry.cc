@@ -61,6 +61,18 @@ Status Registry::check_spec(const SlotSpec& spec) const {
     return make_error(ErrorCode::kResourceExhausted, "slot {}: a registry holds at most {} slots",
                       spec.name, kMaxSlots);
   }
+  if (!spec.address_table) return {};
+  if (is_versioned(spec.slot_class)) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      "slot {} is a table of addresses, and a commit would replace class {}: no "
+                      "publisher knows this process's addresses; use state, input, scratch or sync",
+                      spec.name, slot_class_name(spec.slot_class));
+  }
+  if (tensor::dtype_bits(spec.dtype) != 64) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      "slot {} is a table of addresses, which have 64 bits, and {} has {}",
+                      spec.name, tensor::dtype_name(spec.dtype), tensor::dtype_bits(spec.dtype));
+  }
   return {};
 }
 

@@ -59,7 +59,8 @@ class Registry final : public device::AddressHome {
   // --- building. Every call errors with kFailedPrecondition once sealed.
   // Errors: kInvalidArgument (duplicate or empty name, a shape of no elements or of half a byte, an
   // alignment that is no power of two up to kMaxSlotAlignment, arena mixing versioned and other
-  // slots, kConstant: see below), kResourceExhausted over kMaxSlots or kMaxArenaBytes.
+  // slots, kConstant: see below, an address table that is versioned or not of 64-bit words),
+  // kResourceExhausted over kMaxSlots or kMaxArenaBytes.
   Result<SlotId> define(SlotSpec spec);
   // The way to define a kConstant slot, whose bytes come from the config; every transaction writes
   // `value` anew. Errors as define; kInvalidArgument for another class, kMismatch when value is not

@@ -46,6 +46,10 @@ struct SlotSpec {
   // rest. Versioned and other slots may not share an arena.
   std::string arena = {};
   std::size_t alignment = 64;
+  // A table of addresses that kernels follow: each of its words is null or lies in a slot. Says so
+  // and the contents are read by captures and censuses, too (storage/address_tables.h). Of 8-byte
+  // words, and of a class that no commit replaces: whoever owns the engine fills it after seal.
+  bool address_table = false;
 };
 
 struct Slot {
