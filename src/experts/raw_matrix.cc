@@ -30,6 +30,22 @@ float plain(std::int64_t dtype, const std::byte* from, std::int64_t index) {
   return value;
 }
 
+// Elements of a tensor of plain floats, the last one kept: neighbours mostly share their scale.
+class Floats {
+ public:
+  Floats(std::int64_t dtype, const std::byte* from) : dtype_(dtype), from_(from) {}
+  float at(std::int64_t index) {
+    if (index != index_) value_ = plain(dtype_, from_, index_ = index);
+    return value_;
+  }
+
+ private:
+  std::int64_t dtype_;
+  const std::byte* from_;
+  std::int64_t index_ = -1;
+  float value_ = 0.0f;
+};
+
 float multiplier(const RawMatrix& matrix, const std::byte* from, std::int64_t expert) {
   const float stored = plain(matrix.scalar_dtype, from, expert);
   return matrix.divides != 0 ? 1.0f / stored : stored;
@@ -45,10 +61,16 @@ std::uint8_t nibble_at(const std::byte* from, std::int64_t index) {
 
 void decode_plain(const RawMatrix& m, DType dtype, std::int64_t expert, std::int64_t row,
                   float* out) {
+  if (m.input_major == 0) {
+    const std::int64_t at = (expert * m.rows + row) * m.columns;
+    const Status decoded = tensor::decode_to_f32(
+        dtype, m.weights + at * (tensor::dtype_bits(dtype) / 8), m.columns, out);
+    HF_ASSERT(decoded.ok(), "plain weights are of a float dtype");
+    return;
+  }
   for (std::int64_t k = 0; k < m.columns; ++k) {
-    const std::int64_t at = m.input_major != 0 ? k * m.rows + row : row * m.columns + k;
     out[k] = plain(static_cast<std::int64_t>(dtype), m.weights,
-                   expert * m.rows * m.columns + at);
+                   (expert * m.columns + k) * m.rows + row);
   }
 }
 
@@ -69,11 +91,13 @@ void decode_fp8_row(const RawMatrix& m, std::int64_t expert, std::int64_t row, f
                                    : scheme == ExpertScheme::kFp8Channel
                                        ? tensor::fp8_per_row(size)
                                        : tensor::fp8_blocks(size);
-  const tensor::MatrixSize scales = layout.scales();
+  const tensor::MatrixSize size_of_scales = layout.scales();
+  Floats scales(m.scale_dtype, m.scales);
   for (std::int64_t k = 0; k < m.columns; ++k) {
-    const std::int64_t at = expert * scales.rows * scales.cols + layout.scale_index(row, k);
+    const std::int64_t at = expert * size_of_scales.rows * size_of_scales.cols +
+                            layout.scale_index(row, k);
     const std::int64_t code = (expert * m.rows + row) * m.columns + k;
-    out[k] = tensor::f8_e4m3_to_f32(byte_at(m.weights, code)) * plain(m.scale_dtype, m.scales, at);
+    out[k] = tensor::f8_e4m3_to_f32(byte_at(m.weights, code)) * scales.at(at);
   }
 }
 
@@ -126,13 +150,14 @@ int int4_zero(const RawMatrix& m, std::int64_t expert, std::int64_t row, std::in
 void decode_int4_row(const RawMatrix& m, std::int64_t expert, std::int64_t row, float* out) {
   const tensor::Int4Size size{.rows = m.rows, .cols = m.columns, .group = m.group};
   const auto packing = static_cast<tensor::Int4Packing>(m.packing);
+  Floats scales(m.scale_dtype, m.scales);
   for (std::int64_t k = 0; k < m.columns; ++k) {
     const std::int64_t group =
         m.group_index != nullptr ? m.group_index[expert * m.columns + k] : k / m.group;
     const std::int64_t at = expert * m.rows * size.groups() +
                             tensor::int4_scale_index(packing, size, row, group);
     const int steps = int4_code(m, expert, row, k) - int4_zero(m, expert, row, group);
-    out[k] = plain(m.scale_dtype, m.scales, at) * static_cast<float>(steps);
+    out[k] = scales.at(at) * static_cast<float>(steps);
   }
 }
 
