@@ -17,6 +17,11 @@ bool is_scale(TensorRole role) {
          role == TensorRole::kInputScale;
 }
 
+config::ExpertScheme scheme_of(DType dtype) {
+  if (dtype == DType::kF16) return config::ExpertScheme::kF16;
+  return dtype == DType::kF32 ? config::ExpertScheme::kF32 : config::ExpertScheme::kBF16;
+}
+
 bool is_scalar(const tensor::Shape& shape) {
   return shape.rank() == 0 || (shape.rank() == 1 && shape[0] == 1);
 }
@@ -31,9 +36,16 @@ config::ExpertFormat observe_format(const config::ModelConfig& config, const Fin
   if (!tensors.ok()) return format;
   const std::string prefix = config::experts_prefix(config, layer) + ".";
   for (const config::ExpertTensor& tensor : *tensors) {
-    if (!tensor.per_expert || !is_scale(tensor.role) || !is_plain_float(tensor.dtype)) continue;
-    const TensorEntry* entry = find(prefix + tensor.part_name(0));
+    const bool weight = tensor.role == TensorRole::kWeight;
+    const bool scale = tensor.per_expert && is_scale(tensor.role);
+    if ((!weight && !scale) || !is_plain_float(tensor.dtype)) continue;
+    const TensorEntry* entry =
+        find(prefix + (tensor.per_expert ? tensor.part_name(0) : tensor.name));
     if (entry == nullptr || !is_plain_float(entry->dtype)) continue;
+    if (weight) {
+      format.scheme = scheme_of(entry->dtype);
+      continue;
+    }
     (tensor.role == TensorRole::kScale ? format.scale_dtype : format.scalar_dtype) = entry->dtype;
     if (is_scalar(tensor.shape) && is_scalar(entry->shape)) {
       format.scalars_have_axis = entry->shape.rank() == 1;

@@ -12,9 +12,9 @@ namespace holdfast::checkpoint {
 // The header's entry of a tensor, or nullptr.
 using FindEntry = std::function<const TensorEntry*(const std::string& name)>;
 
-// `config`'s expert format with the dtypes of scales that the first layer with experts has, where
-// they are plain floats, and the shape of its scalars, [] or [1]. What does not fit at all is left
-// to the account.
+// `config`'s expert format with what the first layer with experts shows: the dtype of plain weights
+// (bf16, f16 or f32) and of scales that are plain floats, and the shape of its scalars, [] or [1].
+// What does not fit at all is left to the account.
 config::ExpertFormat observe_format(const config::ModelConfig& config, const FindEntry& find);
 
 }  // namespace holdfast::checkpoint

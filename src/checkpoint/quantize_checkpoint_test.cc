@@ -286,6 +286,7 @@ TEST(QuantizeCheckpoint, AF32SourceIsQuantisedFromItsOwnValues) {
   const auto report = quantize_checkpoint(options);
   ASSERT_TRUE(report.ok()) << report.error().message();
   const auto source = *Checkpoint::open_for_inspection(options.source);
+  EXPECT_EQ(source->config().expert_format.scheme, config::ExpertScheme::kF32);
   const auto made = *Checkpoint::open_for_inspection(options.directory);
   expect_mx(*made, matrix_of(*source, "model.layers.1.mlp.experts.2.up_proj"), false);
   EXPECT_EQ(made->find("model.norm.weight")->entry->dtype, DType::kF32);

@@ -26,19 +26,6 @@ std::vector<std::int64_t> layers_with_experts(const config::ModelConfig& config)
   return layers;
 }
 
-// A plain format says bf16; the files may have f32 or f16 in its place.
-void observe_scheme(const Checkpoint& source, QuantizePlan& plan) {
-  ExpertScheme& scheme = plan.source.expert_format.scheme;
-  if (scheme != ExpertScheme::kBF16) return;
-  const auto tensors = config::expert_tensors(plan.source);
-  if (!tensors.ok()) return;  // which quantized_format says
-  const ExpertPart part = expert_part(plan.source, tensors->front(), plan.layers.front(), 0);
-  const LocatedTensor* found = source.find(part.tensor);
-  if (found == nullptr) return;  // which the account says
-  if (found->entry->dtype == DType::kF32) scheme = ExpertScheme::kF32;
-  if (found->entry->dtype == DType::kF16) scheme = ExpertScheme::kF16;
-}
-
 // Names of all tensors of these roles. Expert tensors that hold no values of matrices are copied.
 std::unordered_set<std::string> matrix_names(const config::ModelConfig& config,
                                              const std::vector<ExpertTensor>& tensors,
@@ -131,7 +118,6 @@ Result<QuantizePlan> plan_quantize(const Checkpoint& source, const std::string& 
   auto format = config::quantized_format(plan.source, target);
   if (!format.ok()) return format.error().with_context(source.directory());
   plan.target.expert_format = *std::move(format);
-  observe_scheme(source, plan);
   HF_ASSIGN(plan.source_tensors, config::expert_tensors(plan.source));
   HF_ASSIGN(plan.target_tensors, config::expert_tensors(plan.target));
   const auto replaced = matrix_names(plan.source, plan.source_tensors, plan.layers);

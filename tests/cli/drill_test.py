@@ -104,22 +104,6 @@ class Drill(harness.TestCase):
         code, report = self.drill("--inject", "drop-sink")
         self.check_red(code, report, "slots differ from a cold engine's", "sinks")
 
-    # The field's backends are plain loops, and slow: one drill of each kind here, every format on
-    # every backend in tests/formats, layer by layer.
-    @unittest.skipIf(harness.SANITIZE, "minutes under a sanitizer; tests/formats has the kernels")
-    def test_a_backend_of_the_field_is_green(self):
-        code, report = self.drill("--experts", "cutlass", "--max-tokens", 12)
-        self.assertEqual((code, report["verdict"]), (0, "GREEN"))
-
-    @unittest.skipIf(harness.SANITIZE, "minutes under a sanitizer; tests/formats has the kernels")
-    def test_a_backends_own_fault_is_red_by_its_slots(self):
-        for backend, fault, slot in (("marlin-like", "rebuilt-workspace", "workspace.locks"),
-                                     ("trtllm-like", "shuffle-twice", "gate_up.weight")):
-            code, report = self.drill("--experts", backend, "--inject", fault,
-                                      "--max-tokens", 12)
-            self.assertEqual((backend, fault, code), (backend, fault, 1))
-            self.assertIn(slot, " ".join(report["reasons"]))
-
     def test_a_fault_that_the_backend_has_no_slot_for_is_refused_by_name(self):
         code, report = self.drill("--experts", "cutlass", "--inject", "rebuilt-workspace")
         self.assertEqual(code, 1)
