@@ -6,10 +6,11 @@ usage: ./dev gpu [--out DIR] [--tiny]
 
 Builds the `cuda` preset (nvcc 13) and runs what needs a GPU, in this order: the tests named Cuda*
 of each folder; the small ones under compute-sanitizer; the drill on the tiny models, whole and with
-every fault, which must be RED; the drill at gpt-oss-20b's shape, likewise; and then the timings, of
-kernels and of reloads while requests decode. Prints a table last; logs and JSON go to DIR (default:
-build/gpu). --tiny leaves out what needs 28 GB of disk and 80 GB of memory. Where there is no GPU
-the tests say that they were skipped, and so does the table. Ends with 1 when something failed.
+every fault, which must be RED, and in every published format; the drill at gpt-oss-20b's shape,
+likewise; and then the timings, of kernels and of reloads while requests decode. Prints a table
+last; logs and JSON go to DIR (default: build/gpu). --tiny leaves out what needs 28 GB of disk and
+80 GB of memory. Where there is no GPU the tests say that they were skipped, and so does the table.
+Ends with 1 when something failed.
 TEXT
 }
 
@@ -62,9 +63,23 @@ gpu_drills_tiny() {
     gpu_drill "drill-tiny-$fault" RED 60 --from $from --to $to --inject $fault
   done
   gpu_drill drill-tiny-copy-fails RED 60 --from $from --to $to --inject copy-fails --commit copy
-  # Nothing is derived on a GPU, and no launch fails in a staging that launches nothing.
+  # Nothing is derived of MXFP4 on a GPU, and no launch fails in a staging that launches nothing.
   for fault in stale-derived launch-fails; do
     gpu_drill "drill-tiny-$fault" REFUSED 60 --from $from --to $to --inject $fault
+  done
+}
+
+# Every published format (tests/fixtures; none without numpy), and of one that derives scales each
+# kind of fault.
+gpu_drills_formats() {
+  local from=build/cuda/fixtures to=build/cuda/fixtures_b format fault
+  for format in $(cd $from 2>/dev/null && ls | grep -v -e '-attention$'); do
+    gpu_drill "drill-$format" GREEN 60 --from "$from/$format" --to "$to/$format"
+  done
+  format=qwen3moe-modelopt-nvfp4
+  [ -d "$from/$format" ] || return 0
+  for fault in rebind-constants skip-layer stale-derived short-read garbage nan bad-scale; do
+    gpu_drill "drill-nvfp4-$fault" RED 60 --from "$from/$format" --to "$to/$format" --inject $fault
   done
 }
 
@@ -97,7 +112,7 @@ dev_gpu() {
   ensure_packages build test bench
   mkdir -p "$gpu_out"
   build_preset cuda holdfast_cli device_test ops_test experts_test engine_test experts_bench \
-    engine_bench gpu_reload
+    engine_bench gpu_reload quantised_fixtures
   gpu_rows=()
   gpu_failures=0
   local folder maker='' started=$SECONDS
@@ -118,7 +133,7 @@ dev_gpu() {
         --error-exitcode 9 "build/cuda/${folder}_test" --gtest_filter='Cuda*:-*2880*'
     done
   fi
-  if nvidia-smi >/dev/null 2>&1; then gpu_drills_tiny; fi
+  if nvidia-smi >/dev/null 2>&1; then gpu_drills_tiny; gpu_drills_formats; fi
   if [ -n "$maker" ]; then
     if wait "$maker"; then
       gpu_row make-checkpoint passed '' "$started"
@@ -132,6 +147,8 @@ dev_gpu() {
   fi
   gpu_section kernels 180 build/cuda/experts_bench --benchmark_filter=run_gpu
   grep -E ' rows +[0-9]+ ' "$gpu_out/kernels.log" || true
+  gpu_section schemes 180 build/cuda/experts_bench --benchmark_filter=run_schemes
+  grep -E ' rows +[0-9]+ ' "$gpu_out/schemes.log" || true
   gpu_section step 180 build/cuda/engine_bench --benchmark_filter=run_step
   grep -E ' rows +[0-9]+ ' "$gpu_out/step.log" || true
   cat "$gpu_out/reload.log" 2>/dev/null || true

@@ -59,7 +59,16 @@ constexpr Entry kEntries[] = {
     {B::kHoldfast, kCpu, S::kFp8Block, kEvery, kWider},
     {B::kHoldfast, kCpu, S::kNvfp4, kEvery, kWider},
     {B::kHoldfast, kCpu, S::kInt4, kEvery, kWider},
-    {B::kHoldfast, kCuda, S::kMxfp4, kNone, kWider},
+    {B::kHoldfast, kCuda, S::kBF16, kEvery, kNative},
+    {B::kHoldfast, kCuda, S::kF16, kEvery, kWider},
+    {B::kHoldfast, kCuda, S::kF32, kEvery, kWider},
+    {B::kHoldfast, kCuda, S::kMxfp4, kEvery, kWider},
+    {B::kHoldfast, kCuda, S::kMxfp8, kEvery, kWider},
+    {B::kHoldfast, kCuda, S::kFp8Tensor, kEvery, kWider},
+    {B::kHoldfast, kCuda, S::kFp8Channel, kEvery, kWider},
+    {B::kHoldfast, kCuda, S::kFp8Block, kEvery, kWider},
+    {B::kHoldfast, kCuda, S::kNvfp4, kEvery, kWider},
+    {B::kHoldfast, kCuda, S::kInt4, kEvery, kWider},
 
     {B::kCutlass, kCpu, S::kBF16, kNone, kNative},
     {B::kCutlass, kCpu, S::kF16, kNone, kNative},
@@ -103,8 +112,20 @@ constexpr SchemePair kPairs[] = {
 
 std::string_view device_name(DeviceKind device) { return device == kCuda ? "cuda" : "cpu"; }
 
+// Hopper's tensor cores know neither shared scales nor 4-bit floats (docs/formats.md).
+std::string how_it_runs_on_cuda(ExpertScheme scheme) {
+  switch (scheme) {
+    case S::kBF16: return "bf16 on the tensor cores";
+    case S::kF16:
+    case S::kF32: return "in two bf16 parts for the tensor cores";
+    case S::kFp8Block:
+    case S::kInt4: return "decoded to bf16 for the tensor cores, sums scaled in f32";
+    default: return "decoded to bf16 for the tensor cores";
+  }
+}
+
 std::string how_it_runs(const Entry& entry) {
-  if (entry.device == kCuda) return "decoded to bf16 for the tensor cores";
+  if (entry.device == kCuda) return how_it_runs_on_cuda(entry.scheme);
   const bool simd = entry.backend == B::kHoldfast;
   if (entry.support == Support::kNative) {
     return simd ? "packed, SIMD on all cores" : "at most widened to f32";

@@ -437,9 +437,6 @@ TEST(ExpertsChoice, WhatNoBackendCanDoIsRefusedWithTheReason) {
                      .format = {.scheme = kMxfp4},
                      .shape = {32, 4, 2880, 2880, 64}};
   EXPECT_NE(choose_experts_backend(query).value().reason.find("tensor cores"), std::string::npos);
-  query.format.scheme = kBF16;
-  EXPECT_EQ(choose_experts_backend(query).error().code(), ErrorCode::kUnsupported);
-  query.format.scheme = config::ExpertScheme::kMxfp4;
   query.requested = ExpertsBackendKind::kReference;
   EXPECT_EQ(choose_experts_backend(query).error().code(), ErrorCode::kUnsupported);
   query.requested.reset();
@@ -451,12 +448,17 @@ TEST(ExpertsChoice, WhatNoBackendCanDoIsRefusedWithTheReason) {
   EXPECT_TRUE(choose_experts_backend(query).ok());
 }
 
-TEST(ExpertsChoice, EveryPairRunsOnTheCpuAndWhatDoesNotSaysWhy) {
+TEST(ExpertsChoice, EveryPairRunsOnBothDevicesAndWhatDoesNotSaysWhy) {
   for (const SchemePair& pair : all_scheme_pairs()) {
     const config::ExpertFormat format{.scheme = pair.weights, .activations = pair.activations};
     for (const auto kind : {ExpertsBackendKind::kReference, ExpertsBackendKind::kHoldfast}) {
       EXPECT_NE(capability_of({.backend = kind}, format).support, Support::kRefused);
     }
+    const Capability on_cuda =
+        capability_of({ExpertsBackendKind::kHoldfast, device::DeviceKind::kCuda}, format);
+    EXPECT_EQ(on_cuda.support,
+              pair.weights == kBF16 ? Support::kNative : Support::kDequantised);
+    EXPECT_NE(on_cuda.reason.find("tensor cores"), std::string::npos);
   }
   const auto reason = [](ExpertsBackendKind kind, device::DeviceKind device, ExpertScheme scheme,
                          config::ActivationScheme activations) {

@@ -115,11 +115,6 @@ Status set_format(const config::ModelConfig& config, const DecoderOptions& optio
                   experts::ExpertsSpec& spec) {
   config::ModelConfig served = config;
   if (options.quantize_experts) {
-    if (options.device == device::DeviceKind::kCuda) {
-      return make_error(ErrorCode::kUnsupported,
-                        "experts are quantised on arrival on the cpu only; write a quantised "
-                        "checkpoint with `holdfast quantize` and load that");
-    }
     HF_ASSIGN(served.expert_format, config::quantized_format(config, *options.quantize_experts));
     HF_ASSIGN(spec.source_tensors, config::expert_tensors(config));
   }

@@ -19,40 +19,81 @@ std::unique_ptr<EngineCore> open_on_gpu(const EngineOptions& options) {
   return std::move(core).value();
 }
 
+// A model, the reference of tests/golden/reference that it must agree with, and what is done to it
+// on the way; activations are not rounded, as in the references.
+struct ReferenceCase {
+  std::string directory;
+  const char* reference;
+  const char* quantize = "";
+};
+
+void expect_reference(const ReferenceCase& c) {
+  SCOPED_TRACE(c.directory + " " + c.quantize);
+  const auto prompts = read_reference_prompts(c.reference);
+  EngineOptions options = test_options(c.directory);
+  options.expert_activations = "none";
+  options.quantize_experts = c.quantize;
+  auto core = open_on_gpu(options);
+  std::vector<Request> requests = greedy_requests(prompts);
+  for (Request& request : requests) request.prompt_logprobs = true;
+  const auto transcripts = run_together(*core, requests);
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    EXPECT_EQ(transcripts[i].ids, prompts[i].greedy_ids) << "prompt " << i;
+    ASSERT_EQ(transcripts[i].prompt_logprobs.size(), prompts[i].logprobs.size());
+    for (std::size_t t = 0; t < prompts[i].logprobs.size(); ++t) {
+      ASSERT_NEAR(transcripts[i].prompt_logprobs[t], prompts[i].logprobs[t], 1e-3);
+    }
+    for (std::size_t t = 0; t < prompts[i].greedy_logprobs.size(); ++t) {
+      ASSERT_NEAR(transcripts[i].logprobs[t], prompts[i].greedy_logprobs[t], 1e-3);
+    }
+  }
+}
+
 TEST(CudaEngine, GreedyTokensAndLogprobsAreThoseOfTheReference) {
   HF_GPU_OR_SKIP(gpu);
-  for (const char* name : {"gptoss-tiny-A", "gptoss-tiny-B"}) {
-    const auto prompts = read_reference_prompts(name);
-    auto core = open_on_gpu(test_options(source_path(std::string("models/") + name)));
-    std::vector<Request> requests = greedy_requests(prompts);
-    for (Request& request : requests) request.prompt_logprobs = true;
-    const auto transcripts = run_together(*core, requests);
-    for (std::size_t i = 0; i < prompts.size(); ++i) {
-      EXPECT_EQ(transcripts[i].ids, prompts[i].greedy_ids) << name << " prompt " << i;
-      ASSERT_EQ(transcripts[i].prompt_logprobs.size(), prompts[i].logprobs.size());
-      for (std::size_t t = 0; t < prompts[i].logprobs.size(); ++t) {
-        ASSERT_NEAR(transcripts[i].prompt_logprobs[t], prompts[i].logprobs[t], 1e-3);
-      }
-      for (std::size_t t = 0; t < prompts[i].greedy_logprobs.size(); ++t) {
-        ASSERT_NEAR(transcripts[i].logprobs[t], prompts[i].greedy_logprobs[t], 1e-3);
-      }
-    }
+  expect_reference({model_a(), "gptoss-tiny-A"});
+  expect_reference({model_b(), "gptoss-tiny-B"});
+  expect_reference({model_a_bf16(), "gptoss-tiny-A"});
+  expect_reference({model_qwen_bf16(), "qwen3moe-tiny-bf16"});
+  expect_reference({model_qwen_fp8(), "qwen3moe-tiny-fp8"});
+  expect_reference({model_mixtral(), "mixtral-tiny-bf16"});
+}
+
+// bf16 values of an MXFP4 checkpoint come back as its bytes, those of an FP8 one as its codes.
+TEST(CudaEngine, ExpertsQuantisedOnArrivalAreThoseOfAQuantisedCheckpoint) {
+  HF_GPU_OR_SKIP(gpu);
+  expect_reference({model_a_bf16(), "gptoss-tiny-A", "mxfp4"});
+  expect_reference({model_qwen_bf16(), "qwen3moe-tiny-fp8", "fp8-block"});
+  EngineOptions arriving = test_options(model_a_bf16());
+  arriving.quantize_experts = "mxfp4";
+  const CensusReport made = open_on_gpu(arriving)->census().value();
+  const CensusReport read = open_on_gpu(test_options(model_a()))->census().value();
+  ASSERT_EQ(made.slots.size(), read.slots.size());
+  for (std::size_t i = 0; i < made.slots.size(); ++i) {
+    EXPECT_EQ(made.slots[i].digest, read.slots[i].digest) << made.slots[i].name;
   }
 }
 
 TEST(CudaEngine, BatchesChunksAndGraphsNeverShowInTheBits) {
   HF_GPU_OR_SKIP(gpu);
-  const auto requests = greedy_requests(read_reference_prompts("gptoss-tiny-A"));
-  auto core = open_on_gpu(test_options(model_a()));
-  const auto alone = run_one_by_one(*core, requests);
-  for (const std::int64_t chunk : {1, 3, 17, 200}) {
-    EngineOptions options = test_options(model_a());
-    options.prefill_chunk = chunk;
-    options.max_sequences = 5;
-    auto other = open_on_gpu(options);
-    const auto together = run_together(*other, requests);
-    for (std::size_t i = 0; i < requests.size(); ++i) {
-      EXPECT_TRUE(together[i].same_tokens(alone[i])) << "chunk " << chunk << ", prompt " << i;
+  const std::pair<std::string, const char*> models[] = {
+      {model_a(), "gptoss-tiny-A"},
+      {model_qwen_fp8(), "qwen3moe-tiny-fp8"},  // with its activations rounded
+      {model_mixtral(), "mixtral-tiny-bf16"}};
+  for (const auto& [directory, reference] : models) {
+    SCOPED_TRACE(directory);
+    const auto requests = greedy_requests(read_reference_prompts(reference));
+    auto core = open_on_gpu(test_options(directory));
+    const auto alone = run_one_by_one(*core, requests);
+    for (const std::int64_t chunk : {1, 3, 17, 200}) {
+      EngineOptions options = test_options(directory);
+      options.prefill_chunk = chunk;
+      options.max_sequences = 5;
+      auto other = open_on_gpu(options);
+      const auto together = run_together(*other, requests);
+      for (std::size_t i = 0; i < requests.size(); ++i) {
+        EXPECT_TRUE(together[i].same_tokens(alone[i])) << "chunk " << chunk << ", prompt " << i;
+      }
     }
   }
 }

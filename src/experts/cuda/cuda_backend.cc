@@ -1,13 +1,16 @@
-// The holdfast experts backend on CUDA: MXFP4 weights resident as published (their order suits a
-// warp that reads 16 bytes of 8 rows at once), so that a reload moves bytes and computes nothing.
+// The holdfast experts backend on CUDA: weights resident as published, so that a reload moves bytes
+// and computes next to nothing. gpt-oss's MXFP4 has kernels of its own (moe_kernels.h); every other
+// format those of scheme_kernels.h.
 #include <string>
 #include <utility>
 
 #include "base/error.h"
 #include "experts/backends.h"
 #include "experts/cuda/moe_kernels.h"
+#include "experts/cuda/scheme_layer.h"
+#include "experts/expert_parameters.h"
 #include "experts/layer_slots.h"
-#include "tensor/codecs.h"
+#include "experts/raw_matrix.h"
 
 namespace holdfast::experts {
 namespace {
@@ -19,13 +22,10 @@ using tensor::DType;
 struct MatrixSlots {
   SlotId codes, scales, bias;
 };
-struct WorkspaceSlots {
-  SlotId work, group_pairs, activation, down_out;
-};
 struct LayerSlots {
   MatrixSlots gate_up = {}, down = {};
   ConstantSlots constants = {};
-  WorkspaceSlots workspace = {};
+  CudaWorkspace workspace = {};
 };
 
 class CudaLayer final : public ExpertsLayer {
@@ -79,6 +79,7 @@ class CudaBackend final : public ExpertsBackend {
                                                .shape = size,
                                                .arena = {}});
     };
+    workspace_.shape = shape;
     const std::int64_t pairs = shape.max_rows * shape.experts_per_token;
     HF_ASSIGN(workspace_.work, scratch("work", DType::kI32, {shape.expert_count, 4}));
     HF_ASSIGN(workspace_.group_pairs, scratch("group_pairs", DType::kI32, {pairs}));
@@ -92,34 +93,34 @@ class CudaBackend final : public ExpertsBackend {
   Result<std::unique_ptr<ExpertsLayer>> define(Registry& registry,
                                                const ExpertsSpec& spec) override {
     HF_TRY(check_spec(spec));
+    if (!is_fused_mxfp4(spec)) return define_scheme_layer(registry, spec, workspace_);
+    HF_TRY(check_workspace(spec, workspace_.shape));
     LayerSlots slots{.workspace = workspace_};
-    HF_ASSIGN(slots.gate_up, define_matrix(registry, spec, "gate_up_proj",
-                                           2 * spec.shape.intermediate_size,
-                                           spec.shape.hidden_size));
-    HF_ASSIGN(slots.down, define_matrix(registry, spec, "down_proj", spec.shape.hidden_size,
-                                        spec.shape.intermediate_size));
+    HF_ASSIGN(slots.gate_up, define_matrix(registry, spec, config::Projection::kGateUp));
+    HF_ASSIGN(slots.down, define_matrix(registry, spec, config::Projection::kDown));
     HF_ASSIGN(slots.constants, define_constants(registry, spec));
     return std::unique_ptr<ExpertsLayer>(
         std::make_unique<CudaLayer>(registry, spec.shape, std::move(slots)));
   }
 
  private:
-  static Result<MatrixSlots> define_matrix(Registry& registry, const ExpertsSpec& spec,
-                                           const std::string& name, std::int64_t rows,
-                                           std::int64_t columns) {
-    const std::int64_t experts = spec.shape.expert_count;
-    const std::int64_t blocks = columns / tensor::kMxBlock;
-    MatrixSlots slots;
-    HF_ASSIGN(slots.codes, define_weight(registry, spec, name + "_blocks", DType::kU8,
-                                         {experts, rows, blocks, 16}));
-    HF_ASSIGN(slots.scales, define_weight(registry, spec, name + "_scales", DType::kU8,
-                                          {experts, rows, blocks}));
-    HF_ASSIGN(slots.bias,
-              define_weight(registry, spec, name + "_bias", DType::kBF16, {experts, rows}));
-    return slots;
+  // What moe_kernels.h runs.
+  static bool is_fused_mxfp4(const ExpertsSpec& spec) {
+    const auto has_bias = [&](config::Projection projection) {
+      return find_tensor(spec, projection, config::TensorRole::kBias) != nullptr;
+    };
+    return spec.format.scheme == config::ExpertScheme::kMxfp4 &&
+           spec.format.activations == config::ActivationScheme::kNone &&
+           has_bias(config::Projection::kGateUp) && has_bias(config::Projection::kDown);
   }
 
-  WorkspaceSlots workspace_;
+  static Result<MatrixSlots> define_matrix(Registry& registry, const ExpertsSpec& spec,
+                                           config::Projection projection) {
+    HF_ASSIGN(const RawSlots raw, define_raw_slots(registry, spec, projection));
+    return MatrixSlots{.codes = *raw.weights, .scales = *raw.scales, .bias = *raw.bias};
+  }
+
+  CudaWorkspace workspace_;
 };
 
 }  // namespace

@@ -1,0 +1,173 @@
+// One experts layer on a GPU, its weights and rows copied from host tensors: what the tests of the
+// CUDA kernels run. Loads as a transaction does: resident parameters, derivations on the host,
+// constants. Tests only; one thread.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "device/cuda/cuda_test_device.h"
+#include "experts/test_layer.h"
+
+namespace holdfast::experts::testing {
+
+class GpuLayer {
+ public:
+  GpuLayer(device::Device& device, const config::ExpertFormat& format, const ExpertsShape& shape,
+           const config::SwigluConfig& swiglu = {})
+      : device_(device),
+        stream_(device.create_stream().value()),
+        kernels_(ops::make_cuda_kernels()),
+        shape_(shape) {
+    backend_ = make_experts_backend(ExpertsBackendKind::kHoldfast, device::DeviceKind::kCuda);
+    backend_->define_workspace(registry_, shape).value();
+    layer_ = backend_
+                 ->define(registry_, ExpertsSpec{.slot_prefix = "layers.0.experts",
+                                                 .parameter_prefix = kTestPrefix,
+                                                 .format = format,
+                                                 .tensors = tensors_of(format, shape),
+                                                 .shape = shape,
+                                                 .swiglu = swiglu})
+                 .value();
+    const std::int64_t n = shape.max_rows;
+    x_ = operand("x", DType::kF32, {n, shape.hidden_size});
+    ids_ = operand("ids", DType::kI32, {n, shape.experts_per_token});
+    weights_ = operand("weights", DType::kF32, {n, shape.experts_per_token});
+    residual_ = operand("residual", DType::kF32, {n, shape.hidden_size});
+    out_ = operand("out", DType::kF32, {n, shape.hidden_size});
+    active_ = operand("active_rows", DType::kI32, {1});
+    registry_.seal(device).value();
+  }
+  ~GpuLayer() { registry_.close(); }
+
+  void load(const Tensors& tensors) { try_load(tensors).value(); }
+  // Errors: those of the derivations.
+  Status try_load(const Tensors& tensors) {
+    for (device::Arena* arena : registry_.versioned_arenas()) {
+      HF_TRY(arena->protect(device::Protection::kReadWrite));
+    }
+    for (const storage::ParameterSpec& parameter : registry_.parameters()) {
+      if (!parameter.slot) continue;
+      const HostTensor& tensor = tensor_of(tensors, parameter);
+      write(registry_.view(*parameter.slot), tensor.view().address, tensor.bytes());
+    }
+    for (const storage::Slot& slot : registry_.slots()) {
+      const auto value = registry_.constant_value(slot.id);
+      if (!value.empty()) write(registry_.view(slot.id), value.data(), value.size());
+    }
+    for (const storage::Derivation& derivation : registry_.derivations()) {
+      for (std::int64_t i = 0; i < derivation.slice_count; ++i) {
+        HF_TRY(derive(tensors, derivation, i));
+      }
+    }
+    return {};
+  }
+
+  // Rows [begin, begin + count) of what `cpu` holds; gives their out, poisoned before.
+  std::vector<float> forward(TestLayer& cpu, std::int64_t begin, std::int64_t count) {
+    const auto rows_of = [&](auto values, storage::SlotId to) {
+      const std::size_t width = values.size() / static_cast<std::size_t>(shape_.max_rows);
+      const auto part = values.subspan(static_cast<std::size_t>(begin) * width,
+                                       static_cast<std::size_t>(count) * width);
+      write(registry_.view(to), reinterpret_cast<const std::byte*>(part.data()),
+            part.size_bytes());
+    };
+    rows_of(cpu.x(), x_);
+    rows_of(cpu.ids(), ids_);
+    rows_of(cpu.weights(), weights_);
+    rows_of(cpu.residual(), residual_);
+    const auto active = static_cast<std::int32_t>(count);
+    write(registry_.view(active_), reinterpret_cast<const std::byte*>(&active), sizeof(active));
+    const auto view = [&](storage::SlotId slot) { return registry_.view(slot).rows(0, count); };
+    std::vector<float> out(static_cast<std::size_t>(count * shape_.hidden_size));
+    std::memset(out.data(), 0xDD, out.size() * sizeof(float));
+    write(view(out_), reinterpret_cast<const std::byte*>(out.data()), out.size() * sizeof(float));
+    const ops::OpContext context{*stream_, *kernels_};
+    layer_->forward(context, {.x = view(x_), .ids = view(ids_), .weights = view(weights_),
+                              .residual = view(residual_), .out = view(out_),
+                              .active_rows = registry_.view(active_)})
+        .value();
+    stream_->synchronize().value();
+    device_.read(reinterpret_cast<std::byte*>(out.data()), registry_.view(out_).address,
+                 out.size() * sizeof(float))
+        .value();
+    return out;
+  }
+
+ private:
+  void write(const tensor::TensorView& to, const std::byte* from, std::size_t bytes) {
+    device_.write(to.address, from, bytes).value();
+  }
+  static const HostTensor& tensor_of(const Tensors& tensors,
+                                     const storage::ParameterSpec& parameter) {
+    return tensors.at(parameter.name.substr(std::strlen(kTestPrefix) + 1));
+  }
+  // On copies that the host can follow, as reload/derive.cc.
+  Status derive(const Tensors& tensors, const storage::Derivation& derivation,
+                std::int64_t slice) {
+    const auto sliced = [&](const tensor::TensorView& view) {
+      return derivation.slice_count > 1 ? view.rows(slice, 1) : view;
+    };
+    std::vector<std::vector<std::byte>> buffers;
+    buffers.reserve(derivation.inputs.size() + derivation.outputs.size());
+    const auto on_host = [&](tensor::TensorView view) {
+      buffers.emplace_back(view.bytes());
+      view.address = buffers.back().data();
+      return view;
+    };
+    std::vector<tensor::TensorView> inputs, outputs;
+    for (const storage::DeriveInput& input : derivation.inputs) {
+      if (const auto* slot = std::get_if<storage::SlotId>(&input)) {
+        const tensor::TensorView from = registry_.view(*slot);
+        inputs.push_back(on_host(from));
+        HF_TRY(device_.read(inputs.back().address, from.address, from.bytes()));
+      } else {
+        const auto id = std::get<storage::ParameterId>(input);
+        inputs.push_back(sliced(tensor_of(tensors, registry_.parameters()[id.index()]).view()));
+      }
+    }
+    for (const storage::SlotId id : derivation.outputs) {
+      outputs.push_back(on_host(sliced(registry_.view(id))));
+    }
+    HF_TRY(derivation.function(*stream_, inputs, outputs));
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      const tensor::TensorView to = sliced(registry_.view(derivation.outputs[i]));
+      write(to, outputs[i].address, outputs[i].bytes());
+    }
+    return {};
+  }
+  storage::SlotId operand(const char* name, DType dtype, const Shape& shape) {
+    return registry_
+        .define(storage::SlotSpec{.name = name,
+                                  .slot_class = storage::SlotClass::kInput,
+                                  .dtype = dtype,
+                                  .shape = shape,
+                                  .arena = {}})
+        .value();
+  }
+
+  device::Device& device_;
+  std::unique_ptr<device::Stream> stream_;
+  std::unique_ptr<ops::Kernels> kernels_;
+  ExpertsShape shape_;
+  storage::Registry registry_;
+  std::unique_ptr<ExpertsBackend> backend_;
+  std::unique_ptr<ExpertsLayer> layer_;
+  storage::SlotId x_, ids_, weights_, residual_, out_, active_;
+};
+
+// Largest |a - b| / (1 + |b|); infinite when something is no number.
+inline double worst(const std::vector<float>& a, std::span<const float> b) {
+  double most = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const double difference =
+        std::abs(double{a[i]} - double{b[i]}) / (1.0 + std::abs(double{b[i]}));
+    most = std::isfinite(difference) ? std::max(most, difference) : INFINITY;
+  }
+  return most;
+}
+
+}  // namespace holdfast::experts::testing

@@ -1,0 +1,253 @@
+#include "experts/cuda/scheme_layer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "experts/cuda/scheme_kernels.h"
+#include "experts/expert_parameters.h"
+#include "experts/layer_parameters.h"
+#include "experts/layer_slots.h"
+#include "experts/quantized_inputs.h"
+
+namespace holdfast::experts {
+namespace {
+
+using config::ExpertScheme;
+using config::ExpertTensor;
+using config::Projection;
+using config::TensorRole;
+using storage::Registry;
+using storage::SlotId;
+using tensor::DType;
+using tensor::TensorView;
+
+struct PartSlots {
+  SlotId weights;
+  std::optional<SlotId> scales = {}, zeros = {}, group_index = {}, alpha = {}, bias = {};
+};
+struct LayerSlots {
+  PartSlots gate = {}, up = {}, down = {};  // fused: gate and up are one
+  bool fused = false;
+  std::optional<SlotId> gate_up_scale = {}, down_scale = {};  // of inputs
+  ConstantSlots constants = {};
+};
+
+// A derived copy of a published tensor, after `check` has seen every expert's.
+using Check = Status (*)(const tensor::Int4Size& size, bool act_order, const TensorView& view);
+
+Status check_group_index(const tensor::Int4Size& size, bool act_order, const TensorView& view) {
+  const auto order =
+      int4_order(size, act_order, {view.as<const std::int32_t>(), view.bytes() / 4});
+  return order.ok() ? Status() : Status(order.error());
+}
+
+Status check_stated_shape(const tensor::Int4Size& size, bool, const TensorView& view) {
+  const std::int64_t* stated = view.as<const std::int64_t>();
+  if (stated[0] == size.rows && stated[1] == size.cols) return {};
+  return make_error(ErrorCode::kMismatch, "weight_shape is [{}, {}], the matrix is [{}, {}]",
+                    stated[0], stated[1], size.rows, size.cols);
+}
+
+class PartDefinition {
+ public:
+  PartDefinition(LayerParameters& layer, Projection projection)
+      : layer_(layer), spec_(layer.spec()), projection_(projection) {}
+
+  Result<PartSlots> run(std::optional<SlotId> input_scale) {
+    PartSlots slots;
+    HF_ASSIGN(const ExpertTensor* weight, layer_.need(projection_, TensorRole::kWeight));
+    HF_ASSIGN(slots.weights, as_published(*weight));
+    if (spec_.format.scheme != ExpertScheme::kFp8Tensor) {  // whose scale is alpha
+      HF_ASSIGN(slots.scales, if_there(TensorRole::kScale));
+    }
+    HF_ASSIGN(slots.zeros, if_there(TensorRole::kZeros));
+    HF_ASSIGN(slots.bias, if_there(TensorRole::kBias));
+    HF_ASSIGN(const auto index,
+              checked(TensorRole::kGroupIndex, ".group_index", &check_group_index));
+    if (spec_.format.act_order) slots.group_index = index;
+    HF_TRY(checked(TensorRole::kShape, ".weight_shape", &check_stated_shape));
+    HF_ASSIGN(const ScaleChain chain, define_scale_chain(layer_, projection_, input_scale));
+    slots.alpha = chain.alpha;
+    return slots;
+  }
+
+ private:
+  Result<SlotId> as_published(const ExpertTensor& tensor) {
+    if (is_made(spec_, tensor)) return define_made(layer_.registry(), spec_, tensor);
+    return define_resident(layer_.registry(), spec_, tensor);
+  }
+  Result<std::optional<SlotId>> if_there(TensorRole role) {
+    const ExpertTensor* tensor = layer_.find(projection_, role);
+    if (tensor == nullptr) return std::optional<SlotId>();
+    HF_ASSIGN(const SlotId slot, as_published(*tensor));
+    return std::optional<SlotId>(slot);
+  }
+  Result<std::optional<SlotId>> checked(TensorRole role, const char* name, Check check) {
+    const ExpertTensor* tensor = layer_.find(projection_, role);
+    if (tensor == nullptr) return std::optional<SlotId>();
+    HF_ASSIGN(const storage::ParameterId parameter, layer_.bind(*tensor));
+    const bool down = projection_ == Projection::kDown;
+    const ExpertsShape& shape = spec_.shape;
+    const tensor::Int4Size size{
+        .rows = down ? shape.hidden_size : shape.intermediate_size,
+        .cols = down ? shape.intermediate_size : shape.hidden_size,
+        .group = spec_.format.group_size};
+    const auto copy = [size, check, act_order = spec_.format.act_order](
+                          device::Stream&, std::span<const TensorView> inputs,
+                          std::span<const TensorView> outputs) -> Status {
+      HF_TRY(check(size, act_order, inputs[0]));
+      std::memcpy(outputs[0].address, inputs[0].address, outputs[0].bytes());
+      return {};
+    };
+    std::vector<std::int64_t> dims{shape.expert_count};
+    dims.insert(dims.end(), tensor->shape.dims().begin(), tensor->shape.dims().end());
+    HF_ASSIGN(const tensor::Shape slot_shape, tensor::Shape::from_dims(dims));
+    HF_ASSIGN(const SlotId slot,
+              layer_.derive({.name = config::projection_name(projection_) + std::string(name),
+                             .dtype = tensor->dtype,
+                             .shape = slot_shape,
+                             .inputs = {parameter},
+                             .slice_count = shape.expert_count,
+                             .function = copy}));
+    return std::optional<SlotId>(slot);
+  }
+
+  LayerParameters& layer_;
+  const ExpertsSpec& spec_;
+  const Projection projection_;
+};
+
+class SchemeLayer final : public ExpertsLayer {
+ public:
+  SchemeLayer(const Registry& registry, const ExpertsSpec& spec, LayerSlots slots,
+              const CudaWorkspace& workspace)
+      : registry_(registry), spec_(spec), slots_(std::move(slots)), workspace_(workspace) {}
+
+  Status forward(const ops::OpContext& context, const ExpertsArgs& args) const override {
+    HF_TRY(check_forward(args, spec_.shape));
+    const cuda::MoeShape shape{.n = args.x.shape[0],
+                               .expert_count = spec_.shape.expert_count,
+                               .experts_per_token = spec_.shape.experts_per_token,
+                               .hidden = spec_.shape.hidden_size,
+                               .intermediate = spec_.shape.intermediate_size};
+    const cuda::Workspace workspace{.work = view(workspace_.work),
+                                    .group_pairs = view(workspace_.group_pairs),
+                                    .activation = view(workspace_.activation),
+                                    .down_out = view(workspace_.down_out)};
+    const auto first = slots_.fused ? Projection::kGateUp : Projection::kGate;
+    const auto second = slots_.fused ? Projection::kGateUp : Projection::kUp;
+    HF_TRY(cuda::group(context.stream, shape, args, workspace));
+    HF_ASSIGN(const cuda::SchemeInput input,
+              cuda::round_inputs(context.stream, shape, args,
+                                 rounding({args.x, spec_.shape.experts_per_token},
+                                          slots_.gate_up_scale)));
+    HF_TRY(cuda::gate_up(context.stream, shape, args,
+                         {.gate = part(first, slots_.gate, 0),
+                          .up = part(second, slots_.fused ? slots_.gate : slots_.up, 1),
+                          .swiglu = {.alpha = view(slots_.constants.alpha),
+                                     .beta = view(slots_.constants.beta),
+                                     .limit = view(slots_.constants.limit)},
+                          .input = input},
+                         workspace));
+    HF_ASSIGN(const cuda::SchemeInput activation,
+              cuda::round_inputs(context.stream, shape, args,
+                                 rounding({workspace.activation, 1}, slots_.down_scale)));
+    HF_TRY(cuda::down(context.stream, shape, args,
+                      {part(Projection::kDown, slots_.down, 0), activation}, workspace));
+    return cuda::combine(context.stream, shape, args, workspace);
+  }
+
+  std::vector<std::string> constant_slots() const override { return slots_.constants.names; }
+
+ private:
+  TensorView view(SlotId slot) const { return registry_.view(slot); }
+  TensorView view(const std::optional<SlotId>& slot) const {
+    return slot ? registry_.view(*slot) : TensorView{};
+  }
+  cuda::RoundInputs rounding(const cuda::SchemeInput& from,
+                             const std::optional<SlotId>& scale) const {
+    return {.from = from,
+            .scheme = spec_.format.activations,
+            .input_scale = view(scale),
+            .to = view(workspace_.inputs)};
+  }
+  // `index`: 0 for gate rows or the only ones, 1 for up rows.
+  cuda::SchemePart part(Projection projection, const PartSlots& slots, std::int64_t index) const {
+    const bool down = projection == Projection::kDown;
+    const bool fused = projection == Projection::kGateUp;
+    const ExpertTensor& weight = *find_tensor(spec_, projection, TensorRole::kWeight);
+    const ExpertsShape& shape = spec_.shape;
+    cuda::SchemePart part{.matrix = {},
+                          .weights = view(slots.weights),
+                          .scales = view(slots.scales),
+                          .zeros = view(slots.zeros),
+                          .group_index = view(slots.group_index),
+                          .alpha = view(slots.alpha),
+                          .bias = view(slots.bias)};
+    part.matrix = {.scheme = static_cast<std::int64_t>(spec_.format.scheme),
+                   .rows = down ? shape.hidden_size : shape.intermediate_size * (fused ? 2 : 1),
+                   .columns = down ? shape.intermediate_size : shape.hidden_size,
+                   .row_step = fused ? 2 : 1,
+                   .first_row = fused ? index : 0,
+                   .input_major = weight.input_major ? 1 : 0,
+                   .packing = static_cast<std::int64_t>(int4_packing(spec_.format)),
+                   .group = spec_.format.group_size,
+                   .scale_dtype = static_cast<std::int64_t>(part.scales.dtype),
+                   .weights = part.weights.address,
+                   .scales = part.scales.address,
+                   .zeros = part.zeros.address,
+                   .group_index = part.group_index.as<const std::int32_t>(),
+                   .alpha = part.alpha.as<const float>(),
+                   .bias = part.bias.as<const std::uint16_t>()};
+    return part;
+  }
+
+  const Registry& registry_;
+  ExpertsSpec spec_;
+  LayerSlots slots_;
+  CudaWorkspace workspace_;
+};
+
+Status define_inputs(Registry& registry, const ExpertsSpec& spec, CudaWorkspace& workspace) {
+  if (spec.format.activations == config::ActivationScheme::kNone || workspace.inputs) return {};
+  const ExpertsShape& shape = workspace.shape;
+  HF_ASSIGN(workspace.inputs,
+            registry.define(storage::SlotSpec{
+                .name = "experts.workspace.inputs",
+                .slot_class = storage::SlotClass::kScratch,
+                .dtype = DType::kF32,
+                .shape = {shape.max_rows * shape.experts_per_token,
+                          std::max(shape.hidden_size, shape.intermediate_size)},
+                .arena = {}}));
+  return {};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<ExpertsLayer>> define_scheme_layer(Registry& registry,
+                                                          const ExpertsSpec& spec,
+                                                          CudaWorkspace& workspace) {
+  HF_TRY(check_workspace(spec, workspace.shape));
+  LayerParameters layer(registry, spec);
+  const Product gate_up = gate_up_product(spec);
+  LayerSlots slots;
+  slots.fused = gate_up.projections.size() == 1;
+  HF_ASSIGN(slots.gate_up_scale, define_input_scale(layer, gate_up));
+  HF_ASSIGN(slots.down_scale, define_input_scale(layer, down_product(spec)));
+  HF_ASSIGN(slots.gate,
+            PartDefinition(layer, gate_up.projections[0]).run(slots.gate_up_scale));
+  if (!slots.fused) {
+    HF_ASSIGN(slots.up, PartDefinition(layer, gate_up.projections[1]).run(slots.gate_up_scale));
+  }
+  HF_ASSIGN(slots.down, PartDefinition(layer, Projection::kDown).run(slots.down_scale));
+  HF_ASSIGN(slots.constants, define_constants(registry, spec));
+  HF_TRY(define_inputs(registry, spec, workspace));
+  return std::unique_ptr<ExpertsLayer>(
+      std::make_unique<SchemeLayer>(registry, spec, std::move(slots), workspace));
+}
+
+}  // namespace holdfast::experts

@@ -1,0 +1,205 @@
+// How lanes read and decode the published matrices of each scheme. Device code only.
+//
+// A Matrix has
+//   Row        where a lane finds a row: row(matrix, expert, r)
+//   Unit       8 kWords neighbouring columns of a row: load(matrix, row, column, valid); nothing
+//              is read where it is not valid; past the matrix's columns weights are 0
+//   decode     word w of a unit, 8 columns as 4 pairs of bf16, exactly; kSplit: in two halves
+//              (upper bits, and what they leave out within 2^-16)
+//   kNibbles   pairs are columns 0 4, 1 5, 2 6, 3 7 instead of neighbours
+//   kScaled    what all products of a word must be multiplied by is scale(unit); otherwise scales
+//              of groups are in the weights (exactly: bf16 holds them) and those of rows and of
+//              the matrix are left to the end
+//   kWhole     a lane's 8 columns are all within the matrix, or all outside it
+//   kAheadFew, kManyTiles: how much a warp loads ahead, how many tiles of 16 rows a block takes
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "config/expert_format.h"
+#include "experts/cuda/scheme_kernels.h"
+#include "ops/cuda/mma.cuh"
+#include "tensor/dtype.h"
+
+namespace holdfast::experts::cuda {
+
+using config::ExpertScheme;
+constexpr auto kFp8ChannelScheme = static_cast<std::int64_t>(ExpertScheme::kFp8Channel);
+
+// Element i of an array of f32, bf16 or f16.
+__device__ inline float plain_float(const std::byte* from, std::int64_t dtype, std::int64_t i) {
+  if (dtype == static_cast<std::int64_t>(tensor::DType::kF32)) {
+    return reinterpret_cast<const float*>(from)[i];
+  }
+  if (dtype == static_cast<std::int64_t>(tensor::DType::kBF16)) {
+    return __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(from)[i]);
+  }
+  return __half2float(reinterpret_cast<const __half*>(from)[i]);
+}
+
+__device__ inline std::uint32_t byte_of(const std::byte* from, std::int64_t i) {
+  return reinterpret_cast<const std::uint8_t*>(from)[i];
+}
+// 2^(s - 127), subnormal for 0, NaN for 255.
+__device__ inline float e8m0_float(std::uint32_t s) {
+  return __uint_as_float(max(s << 23, 0x00400000u) | (s + 1) >> 8);
+}
+__device__ inline float2 e4m3_floats(std::uint32_t two) {
+  std::uint32_t halves;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<std::uint16_t>(two)));
+  return __half22float2(*reinterpret_cast<const __half2*>(&halves));
+}
+__device__ inline std::uint32_t bf16_pair(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const std::uint32_t*>(&pair);
+}
+__device__ inline std::uint32_t times(std::uint32_t a, std::uint32_t b) {
+  const __nv_bfloat162 product = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&a),
+                                         *reinterpret_cast<const __nv_bfloat162*>(&b));
+  return *reinterpret_cast<const std::uint32_t*>(&product);
+}
+__device__ inline std::int64_t published_row(const SchemeMatrix& m, int expert, int r) {
+  return expert * m.rows + r * m.row_step + m.first_row;
+}
+
+// ------------------------------------------------------------------------------ bf16
+
+struct Bf16Rows {
+  static constexpr int kWords = 1, kAheadFew = 4, kManyTiles = 4;
+  static constexpr bool kNibbles = false, kScaled = false, kSplit = false, kWhole = true;
+  using Row = const std::byte*;
+  using Unit = uint4;
+  __device__ static Row row(const SchemeMatrix& m, int expert, int r) {
+    return m.weights + published_row(m, expert, r) * m.columns * 2;
+  }
+  __device__ static Unit load(const SchemeMatrix& m, const Row& row, int column, bool valid) {
+    if (!valid || column >= m.columns) return make_uint4(0, 0, 0, 0);
+    return __ldg(reinterpret_cast<const uint4*>(row + std::int64_t{column} * 2));
+  }
+  __device__ static void decode(const Unit& unit, int, std::uint32_t (&pairs)[1][4]) {
+    pairs[0][0] = unit.x;
+    pairs[0][1] = unit.y;
+    pairs[0][2] = unit.z;
+    pairs[0][3] = unit.w;
+  }
+};
+
+// ------------------------------------------------------------------------------ e4m3
+
+enum class CodeScale { kNone, kE8M0, kBlock };
+
+// Rows of codes, 16 at a time: under no scale, one for 32 inputs, or one for a block of 128 x 128.
+template <CodeScale kScale>
+struct E4m3Rows {
+  static constexpr int kWords = 2, kAheadFew = 4, kManyTiles = 4;
+  static constexpr bool kNibbles = false, kSplit = false, kWhole = true;
+  static constexpr bool kScaled = kScale == CodeScale::kBlock;
+  struct Row {
+    const std::byte* codes;
+    std::int64_t scale;  // its first
+  };
+  struct Unit {
+    uint4 codes;
+    float factor;
+  };
+  __device__ static Row row(const SchemeMatrix& m, int expert, int r) {
+    const std::int64_t at = published_row(m, expert, r);
+    const std::byte* codes = m.weights + at * m.columns;
+    if constexpr (kScale == CodeScale::kE8M0) return {codes, at * (m.columns / 32)};
+    const std::int64_t scale_rows = (m.rows + 127) / 128;
+    const std::int64_t scale_row = expert * scale_rows + (at - expert * m.rows) / 128;
+    return {codes, scale_row * ((m.columns + 127) / 128)};
+  }
+  __device__ static Unit load(const SchemeMatrix& m, const Row& row, int column, bool valid) {
+    Unit unit{make_uint4(0, 0, 0, 0), 1.0f};
+    if (!valid) return unit;
+    // Also for a lane past the columns: its sums are the other lanes' products.
+    if constexpr (kScale == CodeScale::kBlock) {
+      unit.factor = plain_float(m.scales, m.scale_dtype, row.scale + column / 64 * 64 / 128);
+    }
+    if (column >= m.columns) return unit;
+    unit.codes = __ldg(reinterpret_cast<const uint4*>(row.codes + column));
+    if constexpr (kScale == CodeScale::kE8M0) {
+      unit.factor = e8m0_float(byte_of(m.scales, row.scale + column / 32));
+    }
+    return unit;
+  }
+  __device__ static void decode(const Unit& unit, int w, std::uint32_t (&pairs)[1][4]) {
+    const std::uint32_t words[2] = {w == 0 ? unit.codes.x : unit.codes.z,
+                                    w == 0 ? unit.codes.y : unit.codes.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float2 two = e4m3_floats(words[i / 2] >> (i % 2 * 16));
+      if constexpr (kScale == CodeScale::kE8M0) {
+        two.x *= unit.factor;
+        two.y *= unit.factor;
+      }
+      pairs[0][i] = bf16_pair(two.x, two.y);
+    }
+  }
+  // The lanes' 64 columns lie in one block.
+  __device__ static float scale(const Unit& unit) { return unit.factor; }
+};
+
+// ------------------------------------------------------------------------------ e2m1
+
+// Codes 0 and 4 (kSecond: 1 and 5) of a word of eight, as a pair of bf16 times 2^-126: e2m1 lies in
+// a bf16's upper bits as it is, subnormals included. One product moves the sign and the rest to
+// their places; what else it moves is masked.
+template <bool kSecond>
+__device__ inline std::uint32_t place_codes(std::uint32_t word) {
+  const std::uint32_t moved =
+      kSecond ? (word & 0x00F000F0u) * 0x104u : (word & 0x000F000Fu) * 0x1040u;
+  return moved & 0x81C081C0u;
+}
+
+// Rows of 4-bit floats, 32 at a time: under e8m0 for 32 inputs or, kFine, e4m3 for 16.
+template <bool kFine>
+struct E2m1Rows {
+  static constexpr int kWords = 4, kAheadFew = 3, kManyTiles = 4;
+  static constexpr bool kNibbles = true, kScaled = false, kSplit = false, kWhole = true;
+  struct Row {
+    const std::byte* codes;
+    const std::byte* scales;
+  };
+  struct Unit {
+    uint4 codes;
+    std::uint32_t scales;
+  };
+  __device__ static Row row(const SchemeMatrix& m, int expert, int r) {
+    const std::int64_t at = published_row(m, expert, r);
+    return {m.weights + at * (m.columns / 2), m.scales + at * (m.columns / (kFine ? 16 : 32))};
+  }
+  __device__ static Unit load(const SchemeMatrix& m, const Row& row, int column, bool valid) {
+    if (!valid || column >= m.columns) return {make_uint4(0, 0, 0, 0), 0};
+    Unit unit{__ldg(reinterpret_cast<const uint4*>(row.codes + column / 2)), 0};
+    if constexpr (kFine) {
+      unit.scales = *reinterpret_cast<const std::uint16_t*>(row.scales + column / 16);
+    } else {
+      unit.scales = byte_of(row.scales, column / 32);
+    }
+    return unit;
+  }
+  __device__ static void decode(const Unit& unit, int w, std::uint32_t (&pairs)[1][4]) {
+    const std::uint32_t word = w == 0   ? unit.codes.x
+                               : w == 1 ? unit.codes.y
+                               : w == 2 ? unit.codes.z
+                                        : unit.codes.w;
+    std::uint32_t factor;
+    if constexpr (kFine) {
+      const float2 both = e4m3_floats(unit.scales);
+      const float scale = w < 2 ? both.x : both.y;
+      factor = bf16_pair(scale, scale);
+    } else {
+      factor = (max(unit.scales << 7, 0x40u) | (unit.scales + 1) >> 8) * 0x00010001u;
+    }
+    constexpr std::uint32_t kUp = 0x7E807E80u;  // 2^126
+    pairs[0][0] = times(times(place_codes<false>(word), kUp), factor);
+    pairs[0][1] = times(times(place_codes<true>(word), kUp), factor);
+    pairs[0][2] = times(times(place_codes<false>(word >> 8), kUp), factor);
+    pairs[0][3] = times(times(place_codes<true>(word >> 8), kUp), factor);
+  }
+};
+
+}  // namespace holdfast::experts::cuda
