@@ -10,6 +10,7 @@
 #include "base/digest.h"
 #include "base/error.h"
 #include "checkpoint/checkpoint.h"
+#include "config/linear_modules.h"
 #include "experts/capabilities.h"
 #include "experts/experts.h"
 #include "holdfast/tokenizer.h"
@@ -47,6 +48,16 @@ std::vector<std::pair<std::string, std::string>> describe_config(const config::M
       {"expert format", to_text(c.expert_format)},
       {"vocabulary", fmt::format("{}", c.vocab_size)},
       {"end tokens", fmt::format("{}", fmt::join(c.eos_token_ids, ", "))}};
+  if (!c.quantized_modules.empty()) {
+    std::string value = fmt::format("{}: stored as {}, served as bf16, activations as they are",
+                                    quantized_modules_text(c),
+                                    expert_scheme_name(c.expert_format.scheme));
+    if (c.expert_format.activations != config::ActivationScheme::kNone) {
+      value += fmt::format(" (their publisher quantises them: {})",
+                           activation_scheme_name(c.expert_format.activations));
+    }
+    rows.push_back({"quantised besides", std::move(value)});
+  }
   if (!c.renormalise) rows.push_back({"expert weights", "of a softmax over all, as they are"});
   if (!c.dense_layers.empty()) {
     rows.push_back({"layers without experts", fmt::format("{}, of {}",

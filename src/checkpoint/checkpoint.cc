@@ -195,11 +195,13 @@ Result<std::unique_ptr<Checkpoint>> Checkpoint::open_for_inspection(const std::s
       checkpoint->tensors_.push_back({&entry, file.get()});
     }
   }
-  checkpoint->config_.expert_format =
-      observe_format(checkpoint->config_, [&](const std::string& name) {
-        const LocatedTensor* found = checkpoint->find(name);
-        return found == nullptr ? nullptr : found->entry;
-      });
+  const auto entry_of = [&](const std::string& name) {
+    const LocatedTensor* found = checkpoint->find(name);
+    return found == nullptr ? nullptr : found->entry;
+  };
+  config::ModelConfig& config = checkpoint->config_;
+  config.expert_format = observe_format(config, entry_of);
+  config.quantized_modules = observe_quantized_modules(config, entry_of);
   HF_TRY(check_experts_count(checkpoint->config_, checkpoint->tensors_.size(), directory));
   HF_ASSIGN(checkpoint->dialect_, choose_dialect(checkpoint->config_));
   checkpoint->account_ =

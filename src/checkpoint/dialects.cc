@@ -1,8 +1,11 @@
 #include <fmt/format.h>
 
+#include <map>
+
 #include "base/error.h"
 #include "checkpoint/checkpoint.h"
 #include "config/expert_tensors.h"
+#include "config/linear_modules.h"
 #include "config/tensor_names.h"
 
 // One dialect for all architectures: names come from config/tensor_names.h and
@@ -14,19 +17,30 @@ using config::ModelConfig;
 using tensor::DType;
 using tensor::Shape;
 
+// The tensors of the linear layers that are quantised besides the experts, by their names.
+using QuantizedLinears = std::map<std::string, std::vector<config::LinearTensor>>;
+
 class Builder {
  public:
-  explicit Builder(std::vector<ExpectedTensor>& out) : out_(out) {}
+  Builder(const QuantizedLinears& quantized, std::vector<ExpectedTensor>& out)
+      : quantized_(quantized), out_(out) {}
   void add(std::string name, Shape shape, DType dtype = DType::kBF16) {
     out_.push_back({std::move(name), dtype, shape});
   }
   void add_linear(const std::string& name, Shape shape, bool bias) {
-    add(name + ".weight", shape);
+    if (const auto found = quantized_.find(name); found != quantized_.end()) {
+      for (const config::LinearTensor& tensor : found->second) {
+        add(tensor.name, tensor.shape, tensor.dtype);
+      }
+    } else {
+      add(name + ".weight", shape);
+    }
     if (bias) add(name + ".bias", {shape[0]});
   }
   void may_lack() { out_.back().may_lack = true; }
 
  private:
+  const QuantizedLinears& quantized_;
   std::vector<ExpectedTensor>& out_;
 };
 
@@ -83,8 +97,9 @@ void add_dense(const ModelConfig& config, const config::LayerNames& names, Build
 
 class PublishedDialect final : public Dialect {
  public:
-  PublishedDialect(const ModelConfig& config, std::vector<config::ExpertTensor> experts)
-      : experts_(std::move(experts)) {
+  PublishedDialect(const ModelConfig& config, std::vector<config::ExpertTensor> experts,
+                   QuantizedLinears quantized)
+      : experts_(std::move(experts)), quantized_(std::move(quantized)) {
     const bool gpt_oss = config.expert_format.dialect == config::ExpertDialect::kGptOssHub;
     const auto scheme = config::expert_scheme_name(config.expert_format.scheme);
     name_ = gpt_oss ? fmt::format("gpt-oss {} (Hugging Face)", scheme)
@@ -95,7 +110,7 @@ class PublishedDialect final : public Dialect {
 
   std::vector<ExpectedTensor> expected(const ModelConfig& config) const override {
     std::vector<ExpectedTensor> tensors;
-    Builder builder(tensors);
+    Builder builder(quantized_, tensors);
     const Shape vocabulary{config.vocab_size, config.hidden_size};
     const config::TensorNames outer = config::tensor_names(config);
     builder.add(outer.embedding, vocabulary);
@@ -111,13 +126,14 @@ class PublishedDialect final : public Dialect {
       add_experts(config, experts_, layer, builder);
     }
     builder.add(outer.final_norm, {config.hidden_size});
-    builder.add(outer.head, vocabulary);
+    builder.add_linear(outer.head.substr(0, outer.head.rfind(".weight")), vocabulary, false);
     if (config.tied_embeddings) builder.may_lack();
     return tensors;
   }
 
  private:
   std::vector<config::ExpertTensor> experts_;
+  QuantizedLinears quantized_;
   std::string name_;
 };
 
@@ -125,7 +141,13 @@ class PublishedDialect final : public Dialect {
 
 Result<std::unique_ptr<Dialect>> choose_dialect(const ModelConfig& config) {
   HF_ASSIGN(auto experts, config::expert_tensors(config));
-  return std::unique_ptr<Dialect>(std::make_unique<PublishedDialect>(config, std::move(experts)));
+  QuantizedLinears quantized;
+  for (const config::LinearModule& module : config::linear_modules(config)) {
+    if (!config.is_quantized(module.name)) continue;
+    HF_ASSIGN(quantized[module.name], config::linear_tensors(config, module));
+  }
+  return std::unique_ptr<Dialect>(std::make_unique<PublishedDialect>(config, std::move(experts),
+                                                                     std::move(quantized)));
 }
 
 }  // namespace holdfast::checkpoint

@@ -54,4 +54,14 @@ config::ExpertFormat observe_format(const config::ModelConfig& config, const Fin
   return format;
 }
 
+std::vector<std::string> observe_quantized_modules(const config::ModelConfig& config,
+                                                   const FindEntry& find) {
+  std::vector<std::string> modules = config.quantized_modules;
+  std::erase_if(modules, [&](const std::string& name) {
+    const TensorEntry* entry = find(name + ".weight");
+    return entry != nullptr && is_plain_float(entry->dtype);
+  });
+  return modules;
+}
+
 }  // namespace holdfast::checkpoint

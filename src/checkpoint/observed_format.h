@@ -1,9 +1,9 @@
-// observe_format: what config.json leaves open of the experts' format and the files show. Pure; any
-// thread.
+// What config.json leaves open of the weights' format and the files show. Pure; any thread.
 #pragma once
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "checkpoint/checkpoint.h"
 
@@ -16,5 +16,10 @@ using FindEntry = std::function<const TensorEntry*(const std::string& name)>;
 // (bf16, f16 or f32) and of scales that are plain floats, and the shape of its scalars, [] or [1].
 // What does not fit at all is left to the account.
 config::ExpertFormat observe_format(const config::ModelConfig& config, const FindEntry& find);
+
+// Of `config`'s quantised modules those that the files do not have as plain values: what a
+// quantiser leaves alone of itself (routers, lm_head), not every config.json lists.
+std::vector<std::string> observe_quantized_modules(const config::ModelConfig& config,
+                                                   const FindEntry& find);
 
 }  // namespace holdfast::checkpoint

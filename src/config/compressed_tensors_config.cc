@@ -2,7 +2,6 @@
 
 #include "base/error.h"
 #include "config/common_fields.h"
-#include "config/kept_modules.h"
 
 namespace holdfast::config {
 namespace {
@@ -177,7 +176,7 @@ Result<JsonFields> the_group(const JsonFields& fields) {
 
 }  // namespace
 
-Result<ExpertFormat> parse_compressed_tensors(const JsonFields& fields, const ModelConfig& config) {
+Result<ExpertFormat> parse_compressed_tensors(const JsonFields& fields, KeptModules& kept) {
   HF_TRY(check_the_rest(fields));
   HF_ASSIGN(const JsonFields group, the_group(fields));
   if (const auto outputs = group.find("output_activations")) {
@@ -189,9 +188,7 @@ Result<ExpertFormat> parse_compressed_tensors(const JsonFields& fields, const Mo
   HF_ASSIGN(ExpertFormat format, weights_format(arguments));
   HF_ASSIGN(const auto inputs, group.optional_object("input_activations"));
   HF_ASSIGN(format.activations, activation_scheme(inputs, format.scheme));
-  KeptModules kept;
   HF_TRY(kept.add_list(fields, "ignore"));
-  HF_TRY(kept.check(fields, "ignore", config));
   return format;
 }
 

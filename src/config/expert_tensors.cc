@@ -27,6 +27,7 @@ struct Matrix {
   std::string name;
   std::int64_t rows = 0;
   std::int64_t columns = 0;
+  bool is_experts = true;
 };
 
 // Collects the tensors of one matrix.
@@ -125,8 +126,9 @@ Status check(const ModelConfig& config, const Matrix& matrix) {
   const auto multiple = [&](const char* what, std::int64_t count, std::int64_t of) -> Status {
     if (of >= 1 && count % of == 0) return {};
     return make_error(ErrorCode::kInvalidArgument,
-                      "experts' {} [{}, {}]: {} {} must be a multiple of {} ({})", matrix.name,
-                      matrix.rows, matrix.columns, what, count, of, to_text(format));
+                      "{}{} [{}, {}]: {} {} must be a multiple of {} ({})",
+                      matrix.is_experts ? "experts' " : "", matrix.name, matrix.rows,
+                      matrix.columns, what, count, of, to_text(format));
   };
   if (format.scheme == ExpertScheme::kInt4 || group_of(format) != 0) {
     HF_TRY(multiple("inputs", matrix.columns, group_of(format)));
@@ -263,7 +265,8 @@ void add_matrix(const ModelConfig& config, const Matrix& matrix, Tensors& out) {
     case ExpertDialect::kModelOptNvfp4:
     case ExpertDialect::kCompressedNvfp4: return add_nvfp4(format, matrix, out);
     case ExpertDialect::kMxfp4PerExpert:
-      return add_mxfp4(format, matrix, config.architecture == Architecture::kGptOss, out);
+      return add_mxfp4(format, matrix,
+                       matrix.is_experts && config.architecture == Architecture::kGptOss, out);
     case ExpertDialect::kCompressedInt4: return add_compressed_int4(format, matrix, out);
     case ExpertDialect::kGptq:
     case ExpertDialect::kAwq: return add_input_major_int4(format, matrix, out);
@@ -313,6 +316,27 @@ Result<std::vector<ExpertTensor>> expert_tensors(const ModelConfig& config) {
     HF_TRY(check(config, matrix));
     add_matrix(config, matrix, out);
   }
+  return tensors;
+}
+
+Result<std::vector<ExpertTensor>> quantized_matrix_tensors(const ModelConfig& config,
+                                                           const MatrixSpec& matrix) {
+  const ExpertFormat& format = config.expert_format;
+  if (is_plain(format.scheme) || !goes_with(format.dialect, format.scheme) ||
+      is_fused_gpt_oss(format.dialect)) {
+    return make_error(ErrorCode::kUnsupported,
+                      "{}: no linear layers are known that are stored as {}", matrix.name,
+                      to_text(format));
+  }
+  const Matrix own{.projection = Projection::kDown,
+                   .name = matrix.name,
+                   .rows = matrix.rows,
+                   .columns = matrix.columns,
+                   .is_experts = false};
+  HF_TRY(check(config, own));
+  std::vector<ExpertTensor> tensors;
+  Tensors out(format, tensors);
+  add_matrix(config, own, out);
   return tensors;
 }
 

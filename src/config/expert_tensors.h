@@ -53,6 +53,17 @@ struct ExpertTensor {
 // together, kInvalidArgument for dimensions that the format cannot hold (naming both).
 Result<std::vector<ExpertTensor>> expert_tensors(const ModelConfig& config);
 
+// A matrix that is quantised as the experts are and belongs to none of them.
+struct MatrixSpec {
+  std::string name;  // "model.layers.0.self_attn.q_proj"
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+};
+// Its tensors, of which there is one each, called NAME.weight_scale and so on; no bias. Errors: as
+// expert_tensors; kUnsupported for a format that fuses the experts.
+Result<std::vector<ExpertTensor>> quantized_matrix_tensors(const ModelConfig& config,
+                                                           const MatrixSpec& matrix);
+
 // "model.layers.3.mlp.experts" (gpt-oss, Qwen3-MoE), "model.layers.3.block_sparse_moe.experts"
 // (Mixtral), "block.3.mlp" (OpenAI's own gpt-oss).
 std::string experts_prefix(const ModelConfig& config, std::int64_t layer);

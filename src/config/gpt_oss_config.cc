@@ -106,7 +106,7 @@ Result<ModelConfig> parse_gpt_oss(const JsonFields& fields) {
   HF_ASSIGN(config.rope, parse_rope(fields));
   HF_ASSIGN(const auto limit, fields.optional_real("swiglu_limit", kSwigluLimit));
   if (limit) config.swiglu.limit = static_cast<float>(*limit);
-  HF_ASSIGN(config.expert_format, parse_expert_format(fields, config));
+  HF_TRY(parse_quantization(fields, config));
   HF_TRY(require_switch(fields, "attention_bias", true, true));
   HF_TRY(require_switch(fields, "tie_word_embeddings", false, false));
   HF_TRY(require_silu(fields));

@@ -90,7 +90,7 @@ Result<ModelConfig> parse_qwen3_moe(const JsonFields& fields) {
   HF_ASSIGN(config.renormalise, fields.boolean("norm_topk_prob", false));
   HF_ASSIGN(config.dense_layers, parse_dense_layers(fields, config.layer_count));
   HF_TRY(require_switch(fields, "use_sliding_window", false, false));
-  HF_ASSIGN(config.expert_format, parse_expert_format(fields, config));
+  HF_TRY(parse_quantization(fields, config));
   HF_TRY(check_dimensions(fields, config, "num_experts"));
   return config;
 }
@@ -109,7 +109,7 @@ Result<ModelConfig> parse_mixtral(const JsonFields& fields) {
     config.sliding_window = *window;
     config.layer_kinds.assign(config.layer_kinds.size(), AttentionKind::kSliding);
   }
-  HF_ASSIGN(config.expert_format, parse_expert_format(fields, config));
+  HF_TRY(parse_quantization(fields, config));
   HF_TRY(check_dimensions(fields, config, "num_local_experts"));
   return config;
 }

@@ -20,13 +20,11 @@ class KeptModules {
   Status add_list(const JsonFields& fields, std::string_view key);
   Status add(const JsonFields& fields, std::string_view pattern);
 
-  // This engine keeps all but the experts as published: attention, router, dense MLPs and lm_head
-  // must be among the kept. `where` is the field that says so. Errors: kUnsupported naming the
-  // first module that is not, and how many there are.
-  Status check(const JsonFields& fields, std::string_view where, const ModelConfig& config) const;
+  // The linear layers besides the experts that are not among the kept, ascending.
+  std::vector<std::string> others(const ModelConfig& config) const;
+  bool covers(std::string_view module) const;
 
  private:
-  bool covers(std::string_view module) const;
   std::vector<NamePattern> patterns_;
 };
 

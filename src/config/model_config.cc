@@ -9,6 +9,7 @@
 #include "config/gpt_oss_config.h"
 #include "config/hub_moe_config.h"
 #include "config/json_fields.h"
+#include "config/linear_modules.h"
 
 namespace holdfast::config {
 namespace {
@@ -97,6 +98,7 @@ std::vector<std::pair<std::string_view, std::string>> storage_fields(const Model
       {"swiglu_limit", text(config.swiglu.limit)},
       {"expert scheme", text(expert_scheme_name(config.expert_format.scheme))},
       {"expert format", to_text(config.expert_format)},
+      {"quantised modules", quantized_modules_text(config)},
       {"norm_topk_prob", text(config.renormalise)},
       {"tie_word_embeddings", text(config.tied_embeddings)},
       {"dense layers", fmt::format("[{}]", fmt::join(config.dense_layers, ", "))},
@@ -125,6 +127,10 @@ std::string_view attention_kind_name(AttentionKind kind) {
 
 bool ModelConfig::is_dense(std::int64_t layer) const {
   return std::binary_search(dense_layers.begin(), dense_layers.end(), layer);
+}
+
+bool ModelConfig::is_quantized(std::string_view module) const {
+  return std::binary_search(quantized_modules.begin(), quantized_modules.end(), module);
 }
 
 namespace {

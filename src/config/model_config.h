@@ -69,6 +69,9 @@ struct ModelConfig {
   RopeConfig rope;
   SwigluConfig swiglu;
   ExpertFormat expert_format;
+  // The linear layers besides the experts that are stored in the experts' format, too, ascending
+  // (config/linear_modules.h).
+  std::vector<std::string> quantized_modules;
   std::vector<AttentionKind> layer_kinds;  // one per layer
   std::vector<std::int64_t> dense_layers;  // with one MLP in place of experts, ascending
   // Of generation_config.json where it states them, else of config.json; below vocab_size.
@@ -77,6 +80,7 @@ struct ModelConfig {
   std::int32_t pad_token_id = -1;
 
   bool is_dense(std::int64_t layer) const;
+  bool is_quantized(std::string_view module) const;
   friend bool operator==(const ModelConfig&, const ModelConfig&) = default;
 };
 

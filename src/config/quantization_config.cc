@@ -19,10 +19,12 @@ constexpr IntRange kBits{1, 64};
 constexpr IntRange kGroupSize{-1, 1 << 20};
 constexpr std::int64_t kFp8BlockSide = 128;
 
-// What a format's parser needs: the quantization_config, and the model that it belongs to.
+// What a format's parser needs: the quantization_config, the model that it belongs to, and where to
+// put the linear layers that are quantised besides the experts.
 struct Source {
   const JsonFields& fields;
   const ModelConfig& model;
+  std::vector<std::string>& modules;
 };
 
 // A field that must have one value; absent is fine unless `required`.
@@ -91,7 +93,7 @@ Result<ExpertFormat> parse_fp8(const Source& source) {
   KeptModules kept;
   HF_TRY(kept.add_list(fields, "modules_to_not_convert"));
   HF_TRY(kept.add_list(fields, "ignored_layers"));
-  HF_TRY(kept.check(fields, "modules_to_not_convert or ignored_layers", source.model));
+  source.modules = kept.others(source.model);
   HF_ASSIGN(const bool blocks, has_blocks(fields));
   if (!blocks) {
     return ExpertFormat{.scheme = ExpertScheme::kFp8Tensor,
@@ -116,7 +118,7 @@ Result<ExpertFormat> parse_modelopt(const Source& source) {
   KeptModules kept;
   HF_TRY(kept.add_list(fields, "ignore"));
   HF_TRY(kept.add_list(fields, "exclude_modules"));
-  HF_TRY(kept.check(fields, "ignore or exclude_modules", source.model));
+  source.modules = kept.others(source.model);
   if (*algorithm == "NVFP4") {
     return ExpertFormat{.scheme = ExpertScheme::kNvfp4,
                         .activations = ActivationScheme::kNvfp4,
@@ -177,7 +179,7 @@ Result<ExpertFormat> parse_quark(const Source& source) {
   HF_ASSIGN(format.activations, quark_activations(*global));
   KeptModules kept;
   HF_TRY(kept.add_list(fields, "exclude"));
-  HF_TRY(kept.check(fields, "exclude", source.model));
+  source.modules = kept.others(source.model);
   return format;
 }
 
@@ -209,30 +211,64 @@ Result<ExpertFormat> parse_auto_round(const Source& source) {
   }
   KeptModules kept;
   HF_TRY(add_auto_round_kept(fields, kept));
-  HF_TRY(kept.check(fields, "extra_config", source.model));
+  source.modules = kept.others(source.model);
   return ExpertFormat{.scheme = ExpertScheme::kMxfp4,
                       .dialect = ExpertDialect::kMxfp4PerExpert,
                       .packed_name = "weight_packed"};
 }
 
-// GPTQ quantises attention and experts of every layer unless the file lists what it quantised.
-Status check_gptq_modules(const JsonFields& fields) {
-  constexpr std::string_view kKey = "modules_in_block_to_quantize";
-  HF_ASSIGN(const auto groups, fields.optional_array(kKey));
-  if (!groups) {
-    return unsupported(fields, kKey, "missing, so that attention is quantised too",
-                       "a list of experts alone, as attention is read as bf16");
+// "-:" and a regular expression: modules that were left alone. Of GPTQModel's other rules, which
+// give single modules other bits and groups, this engine knows none.
+Status add_gptq_kept(const JsonFields& fields, KeptModules& kept) {
+  HF_ASSIGN(const auto rules, fields.optional_object("dynamic"));
+  if (!rules) return {};
+  for (const auto rule : rules->object()) {
+    if (!rule.key.starts_with("-:")) {
+      return unsupported(fields, "dynamic", rule.key, "\"-:\" and the modules that were kept");
+    }
+    HF_TRY(kept.add(*rules, fmt::format("re:{}", rule.key.substr(2))));
   }
-  for (const simdjson::dom::element group : *groups) {
+  return {};
+}
+
+// What modules_in_block_to_quantize lists, by parts of names; the experts must be among it.
+Result<KeptModules> listed_gptq_modules(const JsonFields& fields,
+                                        const simdjson::dom::array& groups) {
+  constexpr std::string_view kKey = "modules_in_block_to_quantize";
+  KeptModules listed;
+  bool experts = false;
+  for (const simdjson::dom::element group : groups) {
     simdjson::dom::array names;
     if (group.get(names)) return fields.wrong(kKey, *fields.find(kKey), "lists of names");
     for (const simdjson::dom::element element : names) {
       std::string_view name;
       if (element.get(name)) return fields.wrong(kKey, *fields.find(kKey), "lists of names");
-      if (name.find("experts") != name.npos) continue;
-      return unsupported(fields, kKey, name, "experts alone; all else is read as bf16");
+      experts = experts || name.find("experts") != name.npos;
+      HF_TRY(listed.add(fields, name));
     }
   }
+  if (experts) return listed;
+  return unsupported(fields, kKey, brief_json(*fields.find(kKey)), "lists with the experts");
+}
+
+// GPTQ quantises every linear layer of a block but its router, unless the file lists what it
+// quantised; lm_head where it says so.
+Status find_gptq_modules(const Source& source) {
+  const JsonFields& fields = source.fields;
+  HF_ASSIGN(const bool head, fields.boolean("lm_head", false));
+  KeptModules kept;
+  HF_TRY(add_gptq_kept(fields, kept));
+  for (const char* router : {"mlp.gate", "mlp.router", "block_sparse_moe.gate"}) {
+    HF_TRY(kept.add(fields, router));
+  }
+  if (!head) HF_TRY(kept.add(fields, "lm_head"));
+  source.modules = kept.others(source.model);
+  HF_ASSIGN(const auto groups, fields.optional_array("modules_in_block_to_quantize"));
+  if (!groups) return {};
+  HF_ASSIGN(const KeptModules listed, listed_gptq_modules(fields, *groups));
+  std::erase_if(source.modules, [&](const std::string& name) {
+    return name != "lm_head" && !listed.covers(name);
+  });
   return {};
 }
 
@@ -250,9 +286,7 @@ Result<ExpertFormat> parse_gptq(const Source& source) {
     return unsupported(fields, "checkpoint_format", *version, "gptq, gptq_v2");
   }
   format.gptq_v1 = version.value_or("gptq") == "gptq";
-  HF_TRY(require_switch(fields, "lm_head", false, false));
-  HF_TRY(require_nothing(fields, "dynamic"));
-  HF_TRY(check_gptq_modules(fields));
+  HF_TRY(find_gptq_modules(source));
   return format;
 }
 
@@ -270,12 +304,15 @@ Result<ExpertFormat> parse_awq(const Source& source) {
   KeptModules kept;
   HF_TRY(kept.add_list(fields, "modules_to_not_convert"));
   HF_TRY(kept.add(fields, "lm_head"));  // which AWQ never quantises
-  HF_TRY(kept.check(fields, "modules_to_not_convert", source.model));
+  source.modules = kept.others(source.model);
   return format;
 }
 
 Result<ExpertFormat> parse_compressed(const Source& source) {
-  return parse_compressed_tensors(source.fields, source.model);
+  KeptModules kept;
+  HF_ASSIGN(const ExpertFormat format, parse_compressed_tensors(source.fields, kept));
+  source.modules = kept.others(source.model);
+  return format;
 }
 
 struct Method {
@@ -296,18 +333,25 @@ constexpr std::array<Method, 9> kMethods = {{
 
 }  // namespace
 
-Result<ExpertFormat> parse_expert_format(const JsonFields& fields, const ModelConfig& config) {
+Status parse_quantization(const JsonFields& fields, ModelConfig& config) {
   HF_ASSIGN(const auto quantization, fields.optional_object("quantization_config"));
+  config.quantized_modules.clear();
   if (!quantization) {
-    return ExpertFormat{.dialect = config.architecture == Architecture::kGptOss
-                                       ? ExpertDialect::kGptOssHub
-                                       : ExpertDialect::kHub};
+    config.expert_format = {.dialect = config.architecture == Architecture::kGptOss
+                                           ? ExpertDialect::kGptOssHub
+                                           : ExpertDialect::kHub};
+    return {};
   }
   HF_ASSIGN(const auto name, quantization->optional_text("quant_method"));
   if (!name) return quantization->missing("quant_method");
   std::string known;
   for (const Method& method : kMethods) {
-    if (*name == method.name) return method.parse({*quantization, config});
+    if (*name == method.name) {
+      std::vector<std::string> modules;
+      HF_ASSIGN(config.expert_format, method.parse({*quantization, config, modules}));
+      config.quantized_modules = std::move(modules);
+      return {};
+    }
     known += fmt::format("{}{}", known.empty() ? "" : ", ", method.name);
   }
   return unsupported(*quantization, "quant_method", *name, known);

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "config/linear_modules.h"
 #include "config/name_pattern.h"
 
 namespace holdfast::config {
@@ -25,9 +26,23 @@ std::string format_of(const std::string& quantization,
   const std::string text = "{\"quantization_config\":" + quantization + "}";
   const auto fields = JsonFields::parse(parser, text, "config.json", {1 << 16, 16});
   if (!fields.ok()) return fields.error().to_string();
-  const auto format = parse_expert_format(*fields, model(architecture));
-  return format.ok() ? to_text(*format) : format.error().to_string();
+  ModelConfig config = model(architecture);
+  const Status parsed = parse_quantization(*fields, config);
+  return parsed.ok() ? to_text(config.expert_format) : parsed.error().to_string();
 }
+
+// The linear layers that are quantised besides the experts.
+std::string modules_of(const std::string& quantization) {
+  simdjson::dom::parser parser;
+  const std::string text = "{\"quantization_config\":" + quantization + "}";
+  const auto fields = JsonFields::parse(parser, text, "config.json", {1 << 16, 16});
+  if (!fields.ok()) return fields.error().to_string();
+  ModelConfig config = model(Architecture::kQwen3Moe);
+  const Status parsed = parse_quantization(*fields, config);
+  return parsed.ok() ? quantized_modules_text(config) : parsed.error().to_string();
+}
+const char* const kAttention =
+    "self_attn.k_proj, self_attn.o_proj, self_attn.q_proj, self_attn.v_proj of layers 0-1";
 
 // Replaces `from`, which must be there.
 std::string with(std::string text, const std::string& from, const std::string& to) {
@@ -40,6 +55,7 @@ const std::string kKept = R"(["lm_head","self_attn","mlp.gate"])";
 
 TEST(QuantizationConfig, NoneIsBf16InTheArchitecturesOwnLayout) {
   EXPECT_EQ(format_of("null"), "bf16, activations none, as hub");
+  EXPECT_EQ(modules_of("null"), "none");
   EXPECT_EQ(format_of("null", Architecture::kGptOss),
             "bf16, activations none, as gpt-oss (Hugging Face)");
 }
@@ -73,14 +89,13 @@ TEST(QuantizationConfig, Fp8InBlocksAndForTheWhole) {
               HasSubstr("activation_scheme is missing"));
 }
 
-TEST(QuantizationConfig, ModulesBesidesTheExpertsMustHaveBeenKept) {
+TEST(QuantizationConfig, ModulesBesidesTheExpertsAreQuantisedUnlessTheyWereKept) {
   const std::string text = R"({"quant_method":"fp8","activation_scheme":"dynamic",
       "ignored_layers":["lm_head","mlp.gate","model.layers.0.self_attn","model.layers.1.q_proj"]})";
-  EXPECT_THAT(format_of(text),
-              AllOf(HasSubstr("ignored_layers does not keep model.layers.1.self_attn.q_proj (and 3 "
-                              "more modules)"),
-                    HasSubstr("unsupported")));
-  EXPECT_THAT(format_of(with(text, "lm_head", "head")), HasSubstr("(and 4 more"));
+  EXPECT_EQ(modules_of(text),
+            "self_attn.k_proj, self_attn.o_proj, self_attn.q_proj, self_attn.v_proj of layers 1");
+  EXPECT_EQ(modules_of(with(text, "lm_head\",\"mlp.gate", "self_attn")),
+            "lm_head; mlp.gate of layers 0-1");
   EXPECT_THAT(format_of(with(text, "[\"lm_head\"", "[7,\"lm_head\"")),
               HasSubstr("expected a list of texts"));
   EXPECT_THAT(format_of(with(text, "mlp.gate", "re:(mlp|x).gate")),
@@ -141,8 +156,8 @@ TEST(QuantizationConfig, AutoRound) {
               HasSubstr("act_bits is 4; this engine knows 16 and more"));
   EXPECT_THAT(format_of(with(text, "{\"bits\":32}", "{\"bits\":8}")),
               HasSubstr("extra_config: mlp.gate: bits is 8"));
-  EXPECT_THAT(format_of(with(text, "\"lm_head\":{\"bits\":16},", "")),
-              HasSubstr("extra_config does not keep lm_head"));
+  EXPECT_EQ(modules_of(text), "none");
+  EXPECT_EQ(modules_of(with(text, "\"lm_head\":{\"bits\":16},", "")), "lm_head");
 }
 
 TEST(QuantizationConfig, GptqAndAwq) {
@@ -156,13 +171,19 @@ TEST(QuantizationConfig, GptqAndAwq) {
   EXPECT_THAT(format_of(with(gptq, "128", "-1")), HasSubstr("group_size is -1"));
   EXPECT_THAT(format_of(with(gptq, "\"gptq\",\"mod", "\"marlin\",\"mod")),
               HasSubstr("checkpoint_format is marlin; this engine knows gptq, gptq_v2"));
-  EXPECT_THAT(format_of(with(gptq, "[\"mlp.experts\"]",
-                             "[\"mlp.experts\"],[\"self_attn.q_proj\"]")),
-              HasSubstr("modules_in_block_to_quantize is self_attn.q_proj"));
-  EXPECT_THAT(format_of(with(gptq, ",\"modules_in_block_to_quantize\":[[\"mlp.experts\"]]", "")),
-              HasSubstr("so that attention is quantised too"));
-  EXPECT_THAT(format_of(with(gptq, "\"sym\"", "\"lm_head\":true,\"sym\"")),
-              HasSubstr("lm_head is true; this engine knows false"));
+  EXPECT_EQ(modules_of(gptq), "none");
+  EXPECT_EQ(modules_of(with(gptq, "[\"mlp.experts\"]",
+                            "[\"mlp.experts\"],[\"self_attn.q_proj\"]")),
+            "self_attn.q_proj of layers 0-1");
+  EXPECT_THAT(modules_of(with(gptq, "\"mlp.experts\"", "\"self_attn.q_proj\"")),
+              HasSubstr("this engine knows lists with the experts"));
+  const std::string all = with(gptq, ",\"modules_in_block_to_quantize\":[[\"mlp.experts\"]]", "");
+  EXPECT_EQ(modules_of(all), kAttention);
+  EXPECT_EQ(modules_of(with(all, "\"sym\"", "\"lm_head\":true,\"sym\"")),
+            "lm_head; " + std::string(kAttention));
+  EXPECT_EQ(modules_of(with(all, "\"sym\"", "\"dynamic\":{\"-:.*self_attn\":{}},\"sym\"")), "none");
+  EXPECT_THAT(modules_of(with(all, "\"sym\"", "\"dynamic\":{\"+:.*up\":{\"bits\":8}},\"sym\"")),
+              HasSubstr("dynamic is +:.*up; this engine knows \"-:\""));
   const std::string awq = R"({"quant_method":"awq","bits":4,"group_size":64,"zero_point":true,
       "version":"gemm","modules_to_not_convert":["self_attn","mlp.gate"]})";
   EXPECT_EQ(format_of(awq), "int4 group 64 zeros, scales f16, activations none, as awq");
@@ -170,7 +191,8 @@ TEST(QuantizationConfig, GptqAndAwq) {
                              "gemv")), HasSubstr("version is gemv; this engine knows"));
   EXPECT_THAT(format_of(with(awq, "\"zero_point\":true", "\"zero_point\":false")),
               HasSubstr("zero_point is false"));
-  EXPECT_THAT(format_of(with(awq, "\"self_attn\",", "")), HasSubstr("(and 7 more modules)"));
+  EXPECT_EQ(modules_of(awq), "none");
+  EXPECT_EQ(modules_of(with(awq, "\"self_attn\",", "")), kAttention);
 }
 
 std::string compressed(const std::string& weights, const std::string& inputs) {
@@ -245,8 +267,7 @@ TEST(CompressedTensors, WhatElseTheFilesMayHoldIsRefused) {
               HasSubstr("targets is [\"re:.*experts.*\"]"));
   EXPECT_THAT(format_of(with(plain, "\"output_activations\":null", "\"output_activations\":{}")),
               HasSubstr("output_activations is {}"));
-  EXPECT_THAT(format_of(with(plain, "\"re:.*self_attn.*\",", "")),
-              HasSubstr("ignore does not keep model.layers.0.self_attn.q_proj"));
+  EXPECT_EQ(modules_of(with(plain, "\"re:.*self_attn.*\",", "")), kAttention);
 }
 
 bool pattern_matches(const std::string& pattern, const std::string& name) {

@@ -44,7 +44,7 @@ Result<AttentionBlock> AttentionBlock::define(storage::Registry& registry,
   block.head_dim_ = dim;
   block.window_ = traits.window;
   HF_ASSIGN(block.norm_, vector("input_norm.weight", names.input_norm, hidden));
-  HF_ASSIGN(block.qkv_, define_linear(registry, {.name = slot + "attention.qkv",
+  HF_ASSIGN(block.qkv_, define_linear(registry, config, {.name = slot + "attention.qkv",
                                                  .parts = qkv_parts(names, q, kv),
                                                  .inputs = hidden,
                                                  .bias = traits.bias}));
@@ -55,7 +55,7 @@ Result<AttentionBlock> AttentionBlock::define(storage::Registry& registry,
   if (traits.sinks) {
     HF_ASSIGN(block.sinks_, vector("attention.sinks", names.sinks, config.query_head_count));
   }
-  HF_ASSIGN(block.out_, define_linear(registry, {.name = slot + "attention.out",
+  HF_ASSIGN(block.out_, define_linear(registry, config, {.name = slot + "attention.out",
                                                  .parts = {{names.attention_out, hidden}},
                                                  .inputs = q,
                                                  .bias = traits.bias}));

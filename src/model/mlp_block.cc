@@ -32,11 +32,11 @@ Result<MlpBlock> MlpBlock::define(storage::Registry& registry, const config::Mod
   HF_ASSIGN(block.norm_,
             define_weight(registry, slot + "post_attention_norm.weight", Shape{hidden},
                           {{names.post_attention_norm, hidden}}));
-  HF_ASSIGN(block.gate_up_, define_linear(registry, {.name = slot + "mlp.gate_up",
+  HF_ASSIGN(block.gate_up_, define_linear(registry, config, {.name = slot + "mlp.gate_up",
                                                      .parts = {{names.gate, inner},
                                                                {names.up, inner}},
                                                      .inputs = hidden}));
-  HF_ASSIGN(block.down_, define_linear(registry, {.name = slot + "mlp.down",
+  HF_ASSIGN(block.down_, define_linear(registry, config, {.name = slot + "mlp.down",
                                                   .parts = {{names.down, hidden}},
                                                   .inputs = inner}));
   return block;

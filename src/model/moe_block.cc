@@ -17,7 +17,7 @@ Result<MoeBlock> MoeBlock::define(storage::Registry& registry, const config::Mod
   HF_ASSIGN(block.norm_, define_weight(registry, slot + "post_attention_norm.weight",
                                        Shape{config.hidden_size},
                                        {{names.post_attention_norm, config.hidden_size}}));
-  HF_ASSIGN(block.router_, define_linear(registry, {.name = slot + "router",
+  HF_ASSIGN(block.router_, define_linear(registry, config, {.name = slot + "router",
                                                     .parts = {{names.router, config.expert_count}},
                                                     .inputs = config.hidden_size,
                                                     .bias = traits.bias}));

@@ -3,6 +3,8 @@
 #include <cstring>
 #include <utility>
 
+#include "model/quantized_linear.h"
+
 namespace holdfast::model {
 
 using storage::SlotClass;
@@ -33,7 +35,8 @@ Result<SlotId> define_weight(storage::Registry& registry, std::string name, cons
   return slot;
 }
 
-Result<LinearSlots> define_linear(storage::Registry& registry, const LinearSpec& spec) {
+Result<LinearSlots> define_linear(storage::Registry& registry, const config::ModelConfig& config,
+                                  const LinearSpec& spec) {
   std::vector<Part> weights, biases;
   std::int64_t rows = 0;
   for (const Part& part : spec.parts) {
@@ -42,8 +45,12 @@ Result<LinearSlots> define_linear(storage::Registry& registry, const LinearSpec&
     rows += part.rows;
   }
   LinearSlots slots;
-  HF_ASSIGN(slots.weight,
-            define_weight(registry, spec.name + ".weight", Shape{rows, spec.inputs}, weights));
+  if (is_quantized(config, spec)) {
+    HF_ASSIGN(slots.weight, define_quantized_weight(registry, config, spec));
+  } else {
+    HF_ASSIGN(slots.weight,
+              define_weight(registry, spec.name + ".weight", Shape{rows, spec.inputs}, weights));
+  }
   if (spec.bias) {
     HF_ASSIGN(slots.bias, define_weight(registry, spec.name + ".bias", Shape{rows}, biases));
   }

@@ -24,15 +24,17 @@ struct LinearSlots {
   storage::SlotId weight;
   std::optional<storage::SlotId> bias;
 };
-// `<name>.weight` [sum of rows, inputs] and, with `bias`, `<name>.bias`; of each part PARAMETER the
-// tensors PARAMETER.weight and PARAMETER.bias.
+// `<name>.weight` bf16 [sum of rows, inputs] and, with `bias`, `<name>.bias`; of each part
+// PARAMETER the tensors PARAMETER.weight, or what the config says that it is quantised to, and
+// PARAMETER.bias.
 struct LinearSpec {
   std::string name;
   std::vector<Part> parts;
   std::int64_t inputs = 0;
   bool bias = false;
 };
-Result<LinearSlots> define_linear(storage::Registry& registry, const LinearSpec& spec);
+Result<LinearSlots> define_linear(storage::Registry& registry, const config::ModelConfig& config,
+                                  const LinearSpec& spec);
 
 Result<storage::SlotId> define_working(storage::Registry& registry, std::string name,
                                        storage::SlotClass slot_class, tensor::DType dtype,

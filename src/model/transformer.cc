@@ -217,10 +217,11 @@ Result<std::unique_ptr<Decoder>> TransformerBuilder::finish() {
     made_->lm_head.weight = made_->embedding;
     HF_TRY(registry_.bind_alias(names.head, *registry_.find_parameter(names.embedding)));
   } else {
-    HF_ASSIGN(made_->lm_head.weight,
-              define_weight(registry_, "lm_head.weight",
-                            Shape{config.vocab_size, config.hidden_size},
-                            {{names.head, config.vocab_size}}));
+    const std::string head = names.head.substr(0, names.head.rfind(".weight"));
+    HF_ASSIGN(made_->lm_head, define_linear(registry_, config,
+                                            {.name = "lm_head",
+                                             .parts = {{head, config.vocab_size}},
+                                             .inputs = config.hidden_size}));
   }
   return std::unique_ptr<Decoder>(std::move(made_));
 }

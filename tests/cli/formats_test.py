@@ -13,8 +13,11 @@ from harness import run
 
 FIXTURES = pathlib.Path(harness.PROGRAM).resolve().parents[1] / "fixtures"
 NEXT = FIXTURES.parent / "fixtures_b"
-# Attention that is quantised together with the experts is refused, naming the modules.
-REFUSED = "-attention"
+# Attention that is quantised together with the experts; the other formats of it are reloaded by
+# tests/fixtures/attention_test.cc.
+ATTENTION = [name + "-attention" for name in (
+    "qwen3moe-fp8-block", "mixtral-gptq-act-order", "qwen3moe-awq", "qwen3moe-modelopt-nvfp4")]
+QKV = "layers.0.attention.qkv.weight"
 
 
 def names():
@@ -41,12 +44,21 @@ class Formats(harness.TestCase):
     def test_every_format_is_green(self):
         ran = 0
         for name in names():
-            if name.endswith(REFUSED):
+            if name.endswith("-attention"):
                 continue
             with self.subTest(name=name):
                 self.check_green(name)
             ran += 1
         self.assertGreater(ran, 20)
+
+    @unittest.skipIf(harness.SANITIZE, "tests/fixtures/attention_test.cc reloads them")
+    def test_quantised_attention_is_green_and_red_when_it_is_stale(self):
+        for name in ATTENTION:
+            with self.subTest(name=name):
+                self.check_green(name)
+                done, report = self.drill(name, "--inject", "stale-derived")
+                self.assertEqual((done.code, report["verdict"]), (1, "RED"))
+                self.assertIn(QKV, "\n".join(report["reasons"]))
 
     def test_a_backend_without_kernels_for_a_format_is_refused_by_name(self):
         for backend in ("unquantised", "machete-like"):
@@ -54,13 +66,37 @@ class Formats(harness.TestCase):
             self.assertEqual((done.code, report), (1, None))
             self.assertRegex(done.err, f"experts backend {backend}: ")
 
-    def test_attention_quantised_with_the_experts_is_refused_by_name(self):
-        refused = [name for name in names() if name.endswith(REFUSED)]
-        self.assertTrue(refused)
-        for name in refused:
-            done = run("inspect", FIXTURES / name)
-            self.assertNotEqual(done.code, 0, name)
-            self.assertRegex(done.err, "quantization_config: .*(self_attn|attention)", name)
+    def test_inspect_says_what_becomes_of_attention_that_is_quantised(self):
+        done = run("inspect", FIXTURES / "qwen3moe-fp8-block-attention")
+        self.assertEqual(done.code, 0, done.err)
+        self.assertRegex(done.out, "quantised besides .*self_attn.q_proj, self_attn.v_proj of "
+                         "layers 0-1: stored as fp8-block, served as bf16, activations as they are "
+                         r"\(their publisher quantises them: fp8-token-group\)")
+        self.assertNotIn("quantised besides", run("inspect", FIXTURES / "qwen3moe-awq").out)
+
+    def check_defect(self, name, change, *words):
+        """`change` is given each file's name and bytes."""
+        model = self.copy_model(FIXTURES / name)
+        for path in model.iterdir():
+            if path.is_file():
+                path.write_bytes(change(path.name, path.read_bytes()))
+        self.check_fails(run("generate", "--model", model, "--prompt", "ROMEO:"), 1, *words)
+
+    def test_attention_without_its_scale_is_refused_by_its_tensor(self):
+        scale = "model.layers.0.self_attn.q_proj.scales"
+        self.check_defect("mixtral-gptq-act-order-attention",
+                          lambda _, data: data.replace(scale.encode(), scale[:-1].encode() + b"z"),
+                          scale)
+
+    def test_attention_of_other_groups_is_refused_by_both_shapes(self):
+        def groups(name, data):
+            return data.replace(b'"group_size": 64', b'"group_size": 32') \
+                if name == "config.json" else data
+        self.check_defect("qwen3moe-awq-attention", groups, "[4, ", "[8, ")
+
+    def test_a_source_whose_attention_is_quantised_is_not_quantised_again(self):
+        done = run("quantize", "--to", "mxfp8", FIXTURES / ATTENTION[0], self.scratch / "out")
+        self.check_fails(done, 1, "already")
 
     def test_activations_that_would_leave_input_scales_over_are_refused_by_the_option(self):
         for name in ("mixtral-fp8-static", "qwen3moe-nvfp4"):
