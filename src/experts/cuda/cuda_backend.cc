@@ -11,6 +11,7 @@
 #include "experts/expert_parameters.h"
 #include "experts/layer_slots.h"
 #include "experts/raw_matrix.h"
+#include "tensor/codecs.h"
 
 namespace holdfast::experts {
 namespace {
@@ -58,8 +59,12 @@ class CudaLayer final : public ExpertsLayer {
 
  private:
   tensor::TensorView view(SlotId slot) const { return registry_.view(slot); }
+  // Of whichever dialect: its codes may have two dimensions to a row or one.
   cuda::MatrixViews views(const MatrixSlots& matrix) const {
-    return {view(matrix.codes), view(matrix.scales), view(matrix.bias)};
+    cuda::MatrixViews views{view(matrix.codes), view(matrix.scales), view(matrix.bias)};
+    const tensor::Shape& blocks = views.scales.shape;
+    views.codes.shape = {blocks[0], blocks[1], blocks[2], tensor::kMxBlock / 2};
+    return views;
   }
 
   const Registry& registry_;

@@ -10,8 +10,6 @@ namespace holdfast::experts::cuda {
 
 constexpr int kSchemeThreads = 256;
 constexpr int kSchemeWarps = kSchemeThreads / 32;
-constexpr int kMostGroups = 4;
-constexpr int kBlockPairs = 8 * kMostGroups;  // of the many kernel
 
 struct ProductKernel {
   SchemeMatrix part[2];
@@ -47,27 +45,41 @@ __device__ inline float scheme_swiglu(float g, float u, float alpha, float beta,
   return __fmul_rn(g / divisor, __fadd_rn(u, beta));
 }
 
-// The scales of the row and of the matrix, then the bias.
-__device__ inline float finish_sum(const SchemeMatrix& m, int expert, std::int64_t row,
-                                   float sum) {
-  const std::int64_t at = expert * m.rows + row * m.row_step + m.first_row;
-  if (m.scheme == kFp8ChannelScheme) {
-    sum = __fmul_rn(sum, plain_float(m.scales, m.scale_dtype, at));
-  }
-  if (m.alpha != nullptr) sum = __fmul_rn(sum, m.alpha[expert]);
-  if (m.bias == nullptr) return sum;
-  return __fadd_rn(sum, cuda_kernels::bf16_bits_to_float(m.bias[at]));
-}
-
+// What a row's sums become: times the scales of the row and of the matrix, then the bias; 1 and 0
+// where there is none. Read before the sums are there.
 template <int kParts>
-__device__ void finish_product(const ProductKernel& k, int expert, std::int64_t row,
-                               std::int64_t pair, const float (&sums)[kParts]) {
-  float value = finish_sum(k.part[0], expert, row, sums[0]);
-  if constexpr (kParts == 2) {
-    value = scheme_swiglu(value, finish_sum(k.part[1], expert, row, sums[1]),
-                          k.swiglu_alpha[expert], k.swiglu_beta[expert], k.swiglu_limit[expert]);
+struct RowTerms {
+  float scale[kParts], alpha[kParts], bias[kParts];
+  float swiglu_alpha, swiglu_beta, swiglu_limit;
+
+  __device__ RowTerms(const ProductKernel& k, int expert, std::int64_t row) {
+    row = row < k.rows ? row : k.rows - 1;
+#pragma unroll
+    for (int p = 0; p < kParts; ++p) {
+      const SchemeMatrix& m = k.part[p];
+      const std::int64_t at = expert * m.rows + row * m.row_step + m.first_row;
+      scale[p] = m.scheme == kFp8ChannelScheme ? plain_float(m.scales, m.scale_dtype, at) : 1.0f;
+      alpha[p] = m.alpha != nullptr ? m.alpha[expert] : 1.0f;
+      bias[p] = m.bias != nullptr ? cuda_kernels::bf16_bits_to_float(m.bias[at]) : 0.0f;
+    }
+    if constexpr (kParts == 2) {
+      swiglu_alpha = k.swiglu_alpha[expert];
+      swiglu_beta = k.swiglu_beta[expert];
+      swiglu_limit = k.swiglu_limit[expert];
+    }
   }
-  k.out[pair * k.rows + row] = value;
-}
+  __device__ float finish(const float (&sums)[kParts]) const {
+    float value[kParts];
+#pragma unroll
+    for (int p = 0; p < kParts; ++p) {
+      value[p] = __fadd_rn(__fmul_rn(__fmul_rn(sums[p], scale[p]), alpha[p]), bias[p]);
+    }
+    if constexpr (kParts == 1) {
+      return value[0];
+    } else {
+      return scheme_swiglu(value[0], value[1], swiglu_alpha, swiglu_beta, swiglu_limit);
+    }
+  }
+};
 
 }  // namespace holdfast::experts::cuda

@@ -5,5 +5,6 @@
 namespace holdfast::experts::cuda {
 
 SchemeKernels int4_kernels() { return kernels_of<Int4Rows>(); }
+SchemeKernels awq_kernels() { return kernels_of<AwqRows>(); }
 
 }  // namespace holdfast::experts::cuda

@@ -1,74 +1,96 @@
-// The kernels around SchemeTile (scheme_product.cuh), for few and for many rows. Device code only.
+// The kernels of one Matrix, for few and for many pairs of an expert. Device code only.
 #pragma once
 
 #include "device/cuda/launch.cuh"
-#include "experts/cuda/scheme_product.cuh"
+#include "experts/cuda/scheme_few.cuh"
+#include "experts/cuda/scheme_many.cuh"
 
 namespace holdfast::experts::cuda {
 
-// Up to 8 rows, so that an expert has at most 8 pairs.
-template <typename Matrix, int kParts>
-__global__ void __launch_bounds__(kSchemeThreads, 2) few_product_kernel(ProductKernel k) {
-  __shared__ WarpSums<kParts, 1> sums;
-  device::cuda::wait_for_inputs();
-  const int4 work = scheme_work(k);
-  if (work.x < 0) return;
-  const int first_row = static_cast<int>(blockIdx.x) * 16;
-  SchemeTile<Matrix, kParts, 1, 1, kParts == 2 ? 2 : Matrix::kAheadFew> tile;
-  tile.run(k, work, first_row);
-  tile.finish(k, work, first_row, &sums);
-}
+constexpr int kFewPairs = 16;
 
-template <typename Matrix, int kParts, int kTiles, int kGroups>
-__device__ void run_scheme_tile(const ProductKernel& k, int4 work, void* shared) {
-  const int first_row = static_cast<int>(blockIdx.x) * 16 * kTiles;
-  SchemeTile<Matrix, kParts, kTiles, kGroups, 1> tile;
+template <typename Matrix, int kParts, int kGroups>
+__device__ void run_few(const ProductKernel& k, int4 work, void* shared) {
+  const int first_row = static_cast<int>(blockIdx.x) * 16;
+  FewTile<Matrix, kParts, kGroups> tile;
   tile.run(k, work, first_row);
   tile.finish(k, work, first_row, shared);
 }
 
-template <typename Matrix, int kParts, int kTiles>
-__global__ void __launch_bounds__(kSchemeThreads, 1) many_product_kernel(ProductKernel k) {
-  __shared__ WarpSums<kParts, kMostGroups> sums;
+// Experts of at most kFewPairs pairs; kGroups 1: where no expert can have more than 8.
+template <typename Matrix, int kParts, int kGroups>
+__global__ void __launch_bounds__(kSchemeThreads, 2) few_product_kernel(ProductKernel k) {
+  __shared__ WarpSums<kParts, kGroups> sums;
   device::cuda::wait_for_inputs();
-  int4 work = scheme_work(k);
-  work.y += static_cast<int>(blockIdx.z) * kBlockPairs;
-  if (work.x < 0 || work.y >= work.z) return;
-  work.z = min(work.z, work.y + kBlockPairs);
-  if (work.z - work.y <= 8) {
-    run_scheme_tile<Matrix, kParts, kTiles, 1>(k, work, &sums);
-  } else if (work.z - work.y <= 16) {
-    run_scheme_tile<Matrix, kParts, kTiles, 2>(k, work, &sums);
+  const int4 work = scheme_work(k);
+  if (work.x < 0 || work.z - work.y > kFewPairs) return;
+  if (kGroups == 1 || work.z - work.y <= 8) {
+    run_few<Matrix, kParts, 1>(k, work, &sums);
   } else {
-    run_scheme_tile<Matrix, kParts, kTiles, kMostGroups>(k, work, &sums);
+    run_few<Matrix, kParts, kGroups>(k, work, &sums);
   }
 }
 
-// The kernels of one Matrix; rows of a block of `many` in row tiles of 16.
+template <typename Matrix, int kParts, int kTiles, int kGroups>
+__device__ void run_many(const ProductKernel& k, int4 work, std::byte* shared) {
+  const int warp = static_cast<int>(blockIdx.x) * kSchemeWarps + static_cast<int>(threadIdx.x) / 32;
+  ManyTile<Matrix, kParts, kTiles, kGroups> tile;
+  tile.run(k, work, warp * 16 * kTiles, shared);
+  tile.finish(k, work, warp * 16 * kTiles);
+}
+
+// Experts of more.
+template <typename Matrix, int kParts>
+__global__ void __launch_bounds__(kSchemeThreads, 1) many_product_kernel(ProductKernel k) {
+  extern __shared__ uint4 input_words[];
+  auto* shared = reinterpret_cast<std::byte*>(input_words);
+  device::cuda::wait_for_inputs();
+  int4 work = scheme_work(k);
+  if (work.x < 0 || work.z - work.y <= kFewPairs) return;
+  work.y += static_cast<int>(blockIdx.z) * kBlockPairs;
+  if (work.y >= work.z) return;
+  work.z = min(work.z, work.y + kBlockPairs);
+  if (work.z - work.y <= 32) {
+    run_many<Matrix, kParts, 2 / kParts, 4>(k, work, shared);
+  } else {
+    run_many<Matrix, kParts, 2 / kParts, 8>(k, work, shared);
+  }
+}
+struct ProductKernels {
+  const char* names[2];  // of the launches for few and for many
+  std::int64_t many_rows = 0;  // of a block of `many`
+  void (*least)(ProductKernel) = nullptr;  // up to 8 rows
+  void (*few)(ProductKernel) = nullptr;
+  void (*many)(ProductKernel) = nullptr;
+};
 struct SchemeKernels {
-  void (*few_gate_up)(ProductKernel) = nullptr;
-  void (*few_down)(ProductKernel) = nullptr;
-  void (*many_gate_up)(ProductKernel) = nullptr;
-  void (*many_down)(ProductKernel) = nullptr;
-  int gate_up_tiles = 1;
-  int down_tiles = 1;
+  ProductKernels gate_up, down;
 };
 template <typename Matrix>
 SchemeKernels kernels_of() {
-  return {few_product_kernel<Matrix, 2>, few_product_kernel<Matrix, 1>,
-          many_product_kernel<Matrix, 2, Matrix::kManyTiles / 2>,
-          many_product_kernel<Matrix, 1, Matrix::kManyTiles>, Matrix::kManyTiles / 2,
-          Matrix::kManyTiles};
+  return {{{"experts.gate_up", "experts.gate_up_many"},
+           kSchemeWarps * 16,
+           few_product_kernel<Matrix, 2, 1>,
+           few_product_kernel<Matrix, 2, 2>,
+           many_product_kernel<Matrix, 2>},
+          {{"experts.down", "experts.down_many"},
+           kSchemeWarps * 32,
+           few_product_kernel<Matrix, 1, 1>,
+           few_product_kernel<Matrix, 1, 2>,
+           many_product_kernel<Matrix, 1>}};
 }
 
 // Each in a file of its own, which all take long to compile.
 SchemeKernels bf16_kernels();
-SchemeKernels e4m3_kernels();        // fp8 per tensor and per channel
+SchemeKernels f16_kernels();
+SchemeKernels f32_kernels();
+SchemeKernels e4m3_kernels();       // fp8 per tensor and per channel
 SchemeKernels mxfp8_kernels();
 SchemeKernels fp8_block_kernels();
 SchemeKernels mxfp4_kernels();
 SchemeKernels nvfp4_kernels();
-SchemeKernels int4_kernels();        // groups of a multiple of 32 inputs, without act-order
-SchemeKernels any_kernels();         // everything
+SchemeKernels int4_kernels();       // groups of a multiple of 32 inputs, without act-order
+SchemeKernels awq_kernels();        // the same in AWQ's order
+SchemeKernels any_kernels();        // everything
 
 }  // namespace holdfast::experts::cuda

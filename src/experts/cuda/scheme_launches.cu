@@ -19,7 +19,7 @@ bool is_whole(const SchemeMatrix& m, std::int64_t columns) { return m.columns % 
 SchemeKernels kernels_for(const SchemeMatrix& m) {
   switch (static_cast<ExpertScheme>(m.scheme)) {
     case ExpertScheme::kBF16:
-      if (m.input_major == 0 && is_whole(m, 8)) return bf16_kernels();
+      if (m.input_major == 0 && is_whole(m, 16)) return bf16_kernels();
       break;
     case ExpertScheme::kMxfp4: return mxfp4_kernels();
     case ExpertScheme::kMxfp8: return mxfp8_kernels();
@@ -34,12 +34,16 @@ SchemeKernels kernels_for(const SchemeMatrix& m) {
       if (is_whole(m, 32)) return nvfp4_kernels();
       break;
     case ExpertScheme::kInt4:
-      if (m.group_index == nullptr && m.packing != kAwqPacking && m.group % 32 == 0) {
-        return int4_kernels();
+      if (m.group_index == nullptr && m.group % 32 == 0) {
+        return m.packing == kAwqPacking ? awq_kernels() : int4_kernels();
       }
       break;
     case ExpertScheme::kF16:
-    case ExpertScheme::kF32: break;
+      if (m.input_major == 0 && is_whole(m, 16)) return f16_kernels();
+      break;
+    case ExpertScheme::kF32:
+      if (m.input_major == 0 && is_whole(m, 8)) return f32_kernels();
+      break;
   }
   return any_kernels();
 }
@@ -76,17 +80,26 @@ unsigned blocks(std::int64_t count, std::int64_t each) {
   return static_cast<unsigned>((count + each - 1) / each);
 }
 
-constexpr std::int64_t kFewRows = 8;
+using Operands = std::initializer_list<device::Operand>;
 
-// Every expert that can have pairs, and for each as many groups of pairs as one expert can have.
-LaunchShape launch_shape(const MoeShape& shape, std::int64_t rows, int tiles) {
+// Every expert that can have pairs: those of few, and then those of many, for each as many groups
+// of pairs as one expert can have.
+Status launch(device::Stream& stream, const ProductKernels& kernels, const ProductKernel& kernel,
+              const MoeShape& shape, const Operands& operands) {
   const std::int64_t pairs = shape.n * shape.experts_per_token;
   const auto experts = static_cast<unsigned>(std::min(pairs, shape.expert_count));
-  LaunchShape launch{.block = dim3(kSchemeThreads), .overlaps = true};
-  launch.grid = shape.n <= kFewRows
-                    ? dim3(blocks(rows, 16), experts)
-                    : dim3(blocks(rows, 16 * tiles), experts, blocks(shape.n, kBlockPairs));
-  return launch;
+  const LaunchShape few{.grid = dim3(blocks(kernel.rows, 16), experts),
+                        .block = dim3(kSchemeThreads),
+                        .overlaps = true};
+  const Status launched = launch_cuda(stream, {kernels.names[0], few},
+                                      shape.n <= 8 ? kernels.least : kernels.few, kernel, operands);
+  if (!launched.ok() || shape.n <= kFewPairs) return launched;
+  const LaunchShape many{.grid = dim3(blocks(kernel.rows, kernels.many_rows), experts,
+                                      blocks(shape.n, kBlockPairs)),
+                         .block = dim3(kSchemeThreads),
+                         .shared_bytes = kManyBytes,
+                         .overlaps = true};
+  return launch_cuda(stream, {kernels.names[1], many}, kernels.many, kernel, operands);
 }
 
 }  // namespace
@@ -102,11 +115,8 @@ Status gate_up(device::Stream& stream, const MoeShape& shape, const ExpertsArgs&
   kernel.swiglu_limit = swiglu.limit.as<const float>();
   kernel.out = workspace.activation.as<float>();
   kernel.rows = shape.intermediate;
-  const SchemeKernels kernels = kernels_for(gate.matrix);
-  return launch_cuda(
-      stream,
-      {"experts.gate_up", launch_shape(shape, shape.intermediate, kernels.gate_up_tiles)},
-      shape.n <= kFewRows ? kernels.few_gate_up : kernels.many_gate_up, kernel,
+  return launch(
+      stream, kernels_for(gate.matrix).gate_up, kernel, shape,
       {reads("gate", gate.weights), reads("gate_scales", gate.scales),
        reads("gate_zeros", gate.zeros), reads("gate_group_index", gate.group_index),
        reads("gate_alpha", gate.alpha), reads("gate_bias", gate.bias), reads("up", up.weights),
@@ -125,10 +135,8 @@ Status down(device::Stream& stream, const MoeShape& shape, const ExpertsArgs& ar
   ProductKernel kernel = product_of(shape, part, input, routing);
   kernel.out = workspace.down_out.as<float>();
   kernel.rows = shape.hidden;
-  const SchemeKernels kernels = kernels_for(part.matrix);
-  return launch_cuda(
-      stream, {"experts.down", launch_shape(shape, shape.hidden, kernels.down_tiles)},
-      shape.n <= kFewRows ? kernels.few_down : kernels.many_down, kernel,
+  return launch(
+      stream, kernels_for(part.matrix).down, kernel, shape,
       {reads("down", part.weights), reads("down_scales", part.scales),
        reads("down_zeros", part.zeros), reads("down_group_index", part.group_index),
        reads("down_alpha", part.alpha), reads("down_bias", part.bias),

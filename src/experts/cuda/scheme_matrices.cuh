@@ -2,16 +2,17 @@
 //
 // A Matrix has
 //   Row        where a lane finds a row: row(matrix, expert, r)
-//   Unit       8 kWords neighbouring columns of a row: load(matrix, row, column, valid); nothing
-//              is read where it is not valid; past the matrix's columns weights are 0
+//   Unit       what a lane reads at once of a row, 8 columns for each of kWords words: load(matrix,
+//              row, first, valid), first is the unit's column and q = lane % 4 decides which of it;
+//              nothing is read where it is not valid; past the matrix's columns weights are 0
+//   kStrided   a lane's words are 32 columns apart, not neighbours (column_of)
 //   decode     word w of a unit, 8 columns as 4 pairs of bf16, exactly; kSplit: in two halves
 //              (upper bits, and what they leave out within 2^-16)
 //   kNibbles   pairs are columns 0 4, 1 5, 2 6, 3 7 instead of neighbours
-//   kScaled    what all products of a word must be multiplied by is scale(unit); otherwise scales
-//              of groups are in the weights (exactly: bf16 holds them) and those of rows and of
-//              the matrix are left to the end
+//   kScaled    what all products of word w must be multiplied by is scale(unit, w); otherwise
+//              scales of groups are in the weights (exactly: bf16 holds them) and those of rows and
+//              of the matrix are left to the end
 //   kWhole     a lane's 8 columns are all within the matrix, or all outside it
-//   kAheadFew, kManyTiles: how much a warp loads ahead, how many tiles of 16 rows a block takes
 #pragma once
 
 #include <cuda_bf16.h>
@@ -65,23 +66,35 @@ __device__ inline std::int64_t published_row(const SchemeMatrix& m, int expert, 
 
 // ------------------------------------------------------------------------------ bf16
 
+// Where a lane's word w lies in its unit.
+template <typename Matrix>
+__device__ inline int column_of(int w) {
+  const int q = static_cast<int>(threadIdx.x) % 4;
+  return Matrix::kStrided ? w * 32 + q * 8 : (q * Matrix::kWords + w) * 8;
+}
+
 struct Bf16Rows {
-  static constexpr int kWords = 1, kAheadFew = 4, kManyTiles = 4;
-  static constexpr bool kNibbles = false, kScaled = false, kSplit = false, kWhole = true;
+  static constexpr int kWords = 2;
+  static constexpr bool kNibbles = false, kStrided = false, kScaled = false, kSplit = false,
+                        kWhole = true;
   using Row = const std::byte*;
-  using Unit = uint4;
+  struct Unit {
+    uint4 half[2];
+  };
   __device__ static Row row(const SchemeMatrix& m, int expert, int r) {
     return m.weights + published_row(m, expert, r) * m.columns * 2;
   }
-  __device__ static Unit load(const SchemeMatrix& m, const Row& row, int column, bool valid) {
-    if (!valid || column >= m.columns) return make_uint4(0, 0, 0, 0);
-    return __ldg(reinterpret_cast<const uint4*>(row + std::int64_t{column} * 2));
+  __device__ static Unit load(const SchemeMatrix& m, const Row& row, int first, bool valid) {
+    const int column = first + column_of<Bf16Rows>(0);
+    if (!valid || column >= m.columns) return {};
+    const auto* from = reinterpret_cast<const uint4*>(row + std::int64_t{column} * 2);
+    return {{__ldg(from), __ldg(from + 1)}};
   }
-  __device__ static void decode(const Unit& unit, int, std::uint32_t (&pairs)[1][4]) {
-    pairs[0][0] = unit.x;
-    pairs[0][1] = unit.y;
-    pairs[0][2] = unit.z;
-    pairs[0][3] = unit.w;
+  __device__ static void decode(const Unit& unit, int w, std::uint32_t (&pairs)[1][4]) {
+    pairs[0][0] = unit.half[w].x;
+    pairs[0][1] = unit.half[w].y;
+    pairs[0][2] = unit.half[w].z;
+    pairs[0][3] = unit.half[w].w;
   }
 };
 
@@ -92,8 +105,8 @@ enum class CodeScale { kNone, kE8M0, kBlock };
 // Rows of codes, 16 at a time: under no scale, one for 32 inputs, or one for a block of 128 x 128.
 template <CodeScale kScale>
 struct E4m3Rows {
-  static constexpr int kWords = 2, kAheadFew = 4, kManyTiles = 4;
-  static constexpr bool kNibbles = false, kSplit = false, kWhole = true;
+  static constexpr int kWords = 2;
+  static constexpr bool kNibbles = false, kStrided = false, kSplit = false, kWhole = true;
   static constexpr bool kScaled = kScale == CodeScale::kBlock;
   struct Row {
     const std::byte* codes;
@@ -111,12 +124,13 @@ struct E4m3Rows {
     const std::int64_t scale_row = expert * scale_rows + (at - expert * m.rows) / 128;
     return {codes, scale_row * ((m.columns + 127) / 128)};
   }
-  __device__ static Unit load(const SchemeMatrix& m, const Row& row, int column, bool valid) {
+  __device__ static Unit load(const SchemeMatrix& m, const Row& row, int first, bool valid) {
     Unit unit{make_uint4(0, 0, 0, 0), 1.0f};
     if (!valid) return unit;
+    const int column = first + column_of<E4m3Rows>(0);
     // Also for a lane past the columns: its sums are the other lanes' products.
     if constexpr (kScale == CodeScale::kBlock) {
-      unit.factor = plain_float(m.scales, m.scale_dtype, row.scale + column / 64 * 64 / 128);
+      unit.factor = plain_float(m.scales, m.scale_dtype, row.scale + first / 128);
     }
     if (column >= m.columns) return unit;
     unit.codes = __ldg(reinterpret_cast<const uint4*>(row.codes + column));
@@ -139,7 +153,7 @@ struct E4m3Rows {
     }
   }
   // The lanes' 64 columns lie in one block.
-  __device__ static float scale(const Unit& unit) { return unit.factor; }
+  __device__ static float scale(const Unit& unit, int) { return unit.factor; }
 };
 
 // ------------------------------------------------------------------------------ e2m1
@@ -157,8 +171,9 @@ __device__ inline std::uint32_t place_codes(std::uint32_t word) {
 // Rows of 4-bit floats, 32 at a time: under e8m0 for 32 inputs or, kFine, e4m3 for 16.
 template <bool kFine>
 struct E2m1Rows {
-  static constexpr int kWords = 4, kAheadFew = 3, kManyTiles = 4;
-  static constexpr bool kNibbles = true, kScaled = false, kSplit = false, kWhole = true;
+  static constexpr int kWords = 4;
+  static constexpr bool kNibbles = true, kStrided = false, kScaled = false, kSplit = false,
+                        kWhole = true;
   struct Row {
     const std::byte* codes;
     const std::byte* scales;
@@ -171,7 +186,8 @@ struct E2m1Rows {
     const std::int64_t at = published_row(m, expert, r);
     return {m.weights + at * (m.columns / 2), m.scales + at * (m.columns / (kFine ? 16 : 32))};
   }
-  __device__ static Unit load(const SchemeMatrix& m, const Row& row, int column, bool valid) {
+  __device__ static Unit load(const SchemeMatrix& m, const Row& row, int first, bool valid) {
+    const int column = first + column_of<E2m1Rows>(0);
     if (!valid || column >= m.columns) return {make_uint4(0, 0, 0, 0), 0};
     Unit unit{__ldg(reinterpret_cast<const uint4*>(row.codes + column / 2)), 0};
     if constexpr (kFine) {

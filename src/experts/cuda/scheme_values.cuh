@@ -42,64 +42,123 @@ __device__ inline Int4Scales int4_scales(const SchemeMatrix& m, std::int64_t exp
   return out;
 }
 
-// Rows of a word of 8 codes at a time, where a group's columns are whole words of 32.
+// A code in the low mantissa bits of 128 is 128 + code; less 128 + zero, these are the steps.
+__device__ inline std::uint32_t int4_steps(std::uint32_t codes, std::uint32_t zeros) {
+  codes = (codes & 0x000F000Fu) | 0x43004300u;
+  const __nv_bfloat162 steps = __hsub2(*reinterpret_cast<const __nv_bfloat162*>(&codes),
+                                       *reinterpret_cast<const __nv_bfloat162*>(&zeros));
+  return *reinterpret_cast<const std::uint32_t*>(&steps);
+}
+__device__ inline std::uint32_t zero_pair(int zero) {
+  return (0x4300u + static_cast<std::uint32_t>(zero)) * 0x00010001u;
+}
+struct Int4Row {
+  int expert, row;
+};
+__device__ inline Int4Scales scales_of(const SchemeMatrix& m, const Int4Row& row, int column) {
+  return int4_scales(m, row.expert, row.row,
+                     static_cast<unsigned>(column) / static_cast<unsigned>(m.group));
+}
+
+// Words of 8 codes along the inputs, where a group's columns are whole words of 32.
 struct Int4Rows {
-  static constexpr int kWords = 1, kAheadFew = 4, kManyTiles = 4;
-  static constexpr bool kNibbles = true, kScaled = true, kSplit = false, kWhole = true;
-  struct Row {
-    int expert, row;
-  };
+  static constexpr int kWords = 2;
+  static constexpr bool kNibbles = true, kStrided = true, kScaled = true, kSplit = false,
+                        kWhole = true;
+  using Row = Int4Row;
   struct Unit {
-    std::uint32_t codes;
-    std::uint32_t zeros;  // a pair of bf16, 128 + zero
-    float factor;
+    std::uint32_t codes[2], zeros[2];  // zeros: a pair of bf16, 128 + zero
+    float factor[2];
   };
   __device__ static Row row(const SchemeMatrix& m, int expert, int r) {
     return {expert, static_cast<int>(r * m.row_step + m.first_row)};
   }
-  __device__ static Unit load(const SchemeMatrix& m, const Row& row, int column, bool valid) {
-    if (!valid) return {0, 0x43004300u, 0.0f};
+  __device__ static Unit load(const SchemeMatrix& m, const Row& row, int first, bool valid) {
+    Unit unit = {};
     const std::int64_t words = m.columns / 8;
-    const std::int64_t first = row.expert * m.rows * words;
-    const std::int64_t at = m.packing == kRowPacking ? row.row * words + column / 8
-                                                     : column / 8 * m.rows + row.row;
-    const Int4Scales scales = int4_scales(
-        m, row.expert, row.row, static_cast<unsigned>(column) / static_cast<unsigned>(m.group));
-    return {word_at(m.weights, first + at),
-            (0x4300u + static_cast<std::uint32_t>(scales.zero)) * 0x00010001u, scales.scale};
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      const int column = first + column_of<Int4Rows>(w);
+      if (!valid || column >= m.columns) continue;
+      const std::int64_t at = m.packing == kRowPacking ? row.row * words + column / 8
+                                                       : column / 8 * m.rows + row.row;
+      const Int4Scales scales = scales_of(m, row, column);
+      unit.codes[w] = word_at(m.weights, row.expert * m.rows * words + at);
+      unit.zeros[w] = zero_pair(scales.zero);
+      unit.factor[w] = scales.scale;
+    }
+    return unit;
   }
-  // A code in the low mantissa bits of 128 is 128 + code.
+  __device__ static void decode(const Unit& unit, int w, std::uint32_t (&pairs)[1][4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      pairs[0][i] = int4_steps(unit.codes[w] >> (4 * i), unit.zeros[w]);
+    }
+  }
+  __device__ static float scale(const Unit& unit, int w) { return unit.factor[w]; }
+};
+
+// AWQ's: a word holds a column of 8 rows.
+struct AwqRows {
+  static constexpr int kWords = 1;
+  static constexpr bool kNibbles = false, kStrided = false, kScaled = true, kSplit = false,
+                        kWhole = true;
+  using Row = Int4Row;
+  struct Unit {
+    std::uint32_t codes[8];
+    std::uint32_t zeros;
+    float factor;
+    int shift;
+  };
+  __device__ static Row row(const SchemeMatrix& m, int expert, int r) {
+    return Int4Rows::row(m, expert, r);
+  }
+  __device__ static Unit load(const SchemeMatrix& m, const Row& row, int first, bool valid) {
+    Unit unit = {};
+    const int column = first + column_of<AwqRows>(0);
+    if (!valid || column >= m.columns) return unit;
+    const std::int64_t words = m.rows / 8;
+    const std::int64_t at = (row.expert * m.columns + column) * words + row.row / 8;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) unit.codes[i] = word_at(m.weights, at + i * words);
+    const Int4Scales scales = scales_of(m, row, column);
+    unit.zeros = zero_pair(scales.zero);
+    unit.factor = scales.scale;
+    unit.shift = 4 * awq_nibble(row.row % 8);
+    return unit;
+  }
   __device__ static void decode(const Unit& unit, int, std::uint32_t (&pairs)[1][4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const std::uint32_t code = (unit.codes >> (4 * i) & 0x000F000Fu) | 0x43004300u;
-      const __nv_bfloat162 steps = __hsub2(*reinterpret_cast<const __nv_bfloat162*>(&code),
-                                           *reinterpret_cast<const __nv_bfloat162*>(&unit.zeros));
-      pairs[0][i] = *reinterpret_cast<const std::uint32_t*>(&steps);
+      const std::uint32_t low = unit.codes[2 * i] >> unit.shift & 15;
+      const std::uint32_t high = unit.codes[2 * i + 1] >> unit.shift & 15;
+      pairs[0][i] = int4_steps(low | high << 16, unit.zeros);
     }
   }
-  __device__ static float scale(const Unit& unit) { return unit.factor; }
+  __device__ static float scale(const Unit& unit, int) { return unit.factor; }
 };
 
 // ------------------------------------------------------------------------------ any
 
-// Everything, value by value: what the others do not take (f16 and f32, input-major, act-order,
-// AWQ's order, columns that no wide load fits). Weights in two halves.
+// Everything, value by value: what the others do not take (input-major, act-order, groups that are
+// no whole words, columns that no wide load fits). Weights in two halves.
 struct AnyMatrix {
-  static constexpr int kWords = 1, kAheadFew = 2, kManyTiles = 2;
-  static constexpr bool kNibbles = false, kScaled = false, kSplit = true, kWhole = false;
-  struct Row {
-    int expert, row;
-  };
+  static constexpr int kWords = 1;
+  static constexpr bool kNibbles = false, kStrided = false, kScaled = false, kSplit = true,
+                        kWhole = false;
+  using Row = Int4Row;
   struct Unit {
     float value[8];
   };
   __device__ static Row row(const SchemeMatrix& m, int expert, int r) {
     return {expert, static_cast<int>(r * m.row_step + m.first_row)};
   }
-  __device__ static Unit load(const SchemeMatrix& m, const Row& row, int column, bool valid) {
+  // Not inlined into each of the kernels' loops, which would take minutes to compile.
+  __device__ __noinline__ static Unit load(const SchemeMatrix& m, const Row& row, int first,
+                                           bool valid) {
     Unit unit = {};
     if (!valid) return unit;
+    const int column = first + column_of<AnyMatrix>(0);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       if (column + i < m.columns) unit.value[i] = value(m, row.expert, row.row, column + i);

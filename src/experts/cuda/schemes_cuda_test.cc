@@ -14,9 +14,8 @@ namespace holdfast::experts::testing {
 namespace {
 
 // x is two bf16: what is left out of a term is 2^-16 of it at most. Weights that bf16 does not hold
-// with their group's scale (f16 has 11 bits, act-order a scale for each column, and all that is
-// read value by value) are two bf16 as well. Tensor cores add up in f32, but cut off instead of
-// rounding.
+// with their group's scale (f16, f32, and all that is read value by value) are two bf16 as well.
+// Tensor cores add up in f32, but cut off instead of rounding.
 constexpr Precision kOnGpu{.addition = 0x1p-22, .term = 0x1p-15};
 
 void expect_row_alone(GpuLayer& layer, TestLayer& cpu, const std::vector<float>& all) {
@@ -68,6 +67,7 @@ double relative(const std::vector<float>& a, TestLayer& cpu) {
 TEST(CudaSchemes, ManyPairsAgreeWithTheCpu) {
   HF_GPU_OR_SKIP(gpu);
   for (const ExpertsShape& shape : {ExpertsShape{4, 2, 512, 352, 100}, {2, 2, 96, 640, 40},
+                                    {8, 2, 256, 128, 100}, {2, 2, 160, 64, 12},
                                     {16, 4, 1024, 768, 12}}) {
     for (SchemeCase c : scheme_cases()) {
       SCOPED_TRACE(std::string(c.name) + ", " + std::to_string(shape.max_rows) + " rows");
