@@ -2,7 +2,7 @@
 
 gpu_usage() {
   cat <<'TEXT'
-usage: ./dev gpu [--out DIR] [--tiny]
+usage: ./dev gpu [--out DIR] [--tiny] [--prebuilt]
 
 Builds the `cuda` preset (nvcc 13) and runs what needs a GPU, in this order: the tests named Cuda*
 of each folder; the small ones under compute-sanitizer; the drill on the tiny models, whole and with
@@ -11,6 +11,7 @@ likewise; and then the timings, of kernels and of reloads while requests decode.
 last; logs and JSON go to DIR (default: build/gpu). --tiny leaves out what needs 28 GB of disk and
 80 GB of memory. Where there is no GPU the tests say that they were skipped, and so does the table.
 Ends with 1 when something failed.
+--prebuilt takes build/cuda as it is, built elsewhere: time on a GPU is dearer than on a CPU.
 TEXT
 }
 
@@ -97,22 +98,36 @@ gpu_drills_large() {
   done
 }
 
+# What is run, from source, or, with an argument, as it lies there.
+gpu_build() {
+  local -a targets=(holdfast_cli device_test ops_test experts_test engine_test experts_bench
+                    engine_bench gpu_reload)
+  if [ -z "$1" ]; then
+    ensure_packages build test bench
+    build_preset cuda "${targets[@]}" quantised_fixtures
+    return
+  fi
+  local program
+  for program in cli/holdfast bench/gpu_reload "${targets[@]:1:6}"; do
+    [ -x "build/cuda/$program" ] || fail "gpu: --prebuilt, and there is no build/cuda/$program"
+  done
+}
+
 dev_gpu() {
   gpu_out=build/gpu
-  local tiny=''
+  local tiny='' prebuilt=''
   while [ $# -gt 0 ]; do
     case $1 in
       --out) gpu_out=${2:?./dev gpu: --out needs a directory}; shift ;;
       --tiny) tiny=yes ;;
+      --prebuilt) prebuilt=yes ;;
       -h | --help) gpu_usage; return 0 ;;
       *) gpu_usage >&2; fail "gpu: unknown argument '$1'" ;;
     esac
     shift
   done
-  ensure_packages build test bench
   mkdir -p "$gpu_out"
-  build_preset cuda holdfast_cli device_test ops_test experts_test engine_test experts_bench \
-    engine_bench gpu_reload quantised_fixtures
+  gpu_build "$prebuilt"
   gpu_rows=()
   gpu_failures=0
   local folder maker='' started=$SECONDS
