@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "device/cpu/cpu_device.h"
+#include "experts/cpu_grouping.h"
 #include "experts/layer_slots.h"
 #include "experts/round_inputs.h"
 
@@ -27,7 +28,8 @@ using tensor::TensorView;
 using OptionalSlot = std::optional<SlotId>;
 
 struct Workspace {
-  SlotId group_begin, group_pairs, inputs, activation, down_out;
+  GroupingSlots grouping;
+  SlotId inputs, activation;
   OptionalSlot locks = {};
 };
 
@@ -51,19 +53,20 @@ class FieldLayer final : public ExpertsLayer {
   FieldLayer(const Registry& registry, const ExpertsSpec& spec, Halves halves, LayerSlots slots)
       : registry_(registry),
         shape_(spec.shape),
+        grouping_(registry, spec.shape, slots.workspace.grouping),
         activations_(spec.format.activations),
         halves_(halves),
         slots_(std::move(slots)) {}
 
   Status forward(const ops::OpContext& context, const ExpertsArgs& args) const override {
     HF_TRY(check_forward(args, shape_));
-    HF_TRY(launch_group(context.stream, args));
+    HF_TRY(grouping_.launch_group(context.stream, args));
     const TensorView activation = view(slots_.workspace.activation);
     HF_TRY(launch_prepare(context.stream, args, slots_.gate_up_inputs, args.x));
     HF_TRY(launch_gate_up(context.stream, args));
     HF_TRY(launch_prepare(context.stream, args, slots_.down_inputs, activation));
     HF_TRY(launch_down(context.stream, args));
-    return launch_combine(context.stream, args);
+    return grouping_.launch_combine(context.stream, args);
   }
 
   std::vector<std::string> constant_slots() const override { return slots_.constants; }
@@ -83,31 +86,6 @@ class FieldLayer final : public ExpertsLayer {
     matrix.bias = floats(product.bias);
     return matrix;
   }
-  cpu::MoeShape moe_shape(const ExpertsArgs& args) const {
-    return {.n = args.x.shape[0],
-            .expert_count = shape_.expert_count,
-            .experts_per_token = shape_.experts_per_token,
-            .hidden = shape_.hidden_size,
-            .intermediate = shape_.intermediate_size};
-  }
-  cpu::Groups groups() const {
-    return {.begin = view(slots_.workspace.group_begin).as<const std::int32_t>(),
-            .pairs = view(slots_.workspace.group_pairs).as<const std::int32_t>()};
-  }
-
-  Status launch_group(device::Stream& stream, const ExpertsArgs& args) const {
-    const TensorView begin = view(slots_.workspace.group_begin);
-    const TensorView pairs = view(slots_.workspace.group_pairs);
-    const cpu::GroupArgs kernel_args{.shape = moe_shape(args),
-                                     .ids = args.ids.as<const std::int32_t>(),
-                                     .active_rows = args.active_rows.as<const std::int32_t>(),
-                                     .group_begin = begin.as<std::int32_t>(),
-                                     .group_pairs = pairs.as<std::int32_t>()};
-    return device::launch_cpu<&cpu::group_pairs>(
-        stream, "experts.group", kernel_args,
-        {reads("ids", args.ids), reads("active_rows", args.active_rows),
-         writes("group_begin", begin), writes("group_pairs", pairs)});
-  }
 
   // `held`: x [n, H], or the activation, whose padded tail is what the padded rows gave: it meets
   // the padded columns of `down`, and so all padding must be zero.
@@ -121,7 +99,7 @@ class FieldLayer final : public ExpertsLayer {
                            .pairs_per_row = first ? shape_.experts_per_token : 1};
     // A reciprocal leaves nothing for the rounding to divide by.
     const OptionalSlot scale = inputs.reciprocal ? OptionalSlot() : inputs.input_scale;
-    const PrepareArgs kernel_args{.shape = moe_shape(args),
+    const PrepareArgs kernel_args{.shape = grouping_.moe_shape(args),
                                   .from = from,
                                   .columns = columns,
                                   .activations = static_cast<std::int64_t>(activations_),
@@ -145,7 +123,7 @@ class FieldLayer final : public ExpertsLayer {
     const TensorView locks = view(slots_.workspace.locks);
     const ProductSlots& product = slots_.gate_up;
     const bool two_limits = slots_.gate_limit != slots_.up_limit;
-    const GateUpArgs kernel_args{.shape = moe_shape(args),
+    const GateUpArgs kernel_args{.shape = grouping_.moe_shape(args),
                                  .inputs = inputs.as<const float>(),
                                  .matrix = resolve(product),
                                  .halves = halves_,
@@ -157,7 +135,7 @@ class FieldLayer final : public ExpertsLayer {
                                  .up_limit = floats(slots_.up_limit),
                                  .raw_limits = slots_.raw_limits ? 1 : 0,
                                  .input_factor = floats(slots_.fake_input_scale),
-                                 .groups = groups(),
+                                 .groups = grouping_.groups(),
                                  .locks = locks.as<std::int32_t>(),
                                  .activation = activation.as<float>()};
     return device::launch_cpu<&gate_up>(
@@ -173,22 +151,22 @@ class FieldLayer final : public ExpertsLayer {
          reads("swiglu_limit", view(slots_.gate_limit)),
          reads("up_limit", two_limits ? view(slots_.up_limit) : TensorView{}),
          reads("fake_input_scale", view(slots_.fake_input_scale)),
-         reads("group_begin", view(slots_.workspace.group_begin)),
-         reads("group_pairs", view(slots_.workspace.group_pairs)), updates("locks", locks),
+         reads("group_begin", grouping_.group_begin()),
+         reads("group_pairs", grouping_.group_pairs()), updates("locks", locks),
          writes("activation", activation)});
   }
 
   Status launch_down(device::Stream& stream, const ExpertsArgs& args) const {
-    const TensorView down_out = view(slots_.workspace.down_out);
+    const TensorView down_out = grouping_.down_out();
     const TensorView inputs = view(slots_.workspace.inputs);
     const TensorView locks = view(slots_.workspace.locks);
     const ProductSlots& product = slots_.down;
-    const DownArgs kernel_args{.shape = moe_shape(args),
+    const DownArgs kernel_args{.shape = grouping_.moe_shape(args),
                                .inputs = inputs.as<const float>(),
                                .matrix = resolve(product),
                                .alpha = floats(slots_.down_alpha),
                                .input_factor = floats(slots_.fake_input_scale),
-                               .groups = groups(),
+                               .groups = grouping_.groups(),
                                .locks = locks.as<std::int32_t>(),
                                .down_out = down_out.as<float>()};
     return device::launch_cpu<&down>(
@@ -198,29 +176,14 @@ class FieldLayer final : public ExpertsLayer {
          reads("down_row_scales", view(product.row_scales)),
          reads("down_bias", view(product.bias)), reads("down_alpha", view(slots_.down_alpha)),
          reads("fake_input_scale", view(slots_.fake_input_scale)),
-         reads("group_begin", view(slots_.workspace.group_begin)),
-         reads("group_pairs", view(slots_.workspace.group_pairs)), updates("locks", locks),
+         reads("group_begin", grouping_.group_begin()),
+         reads("group_pairs", grouping_.group_pairs()), updates("locks", locks),
          writes("down_out", down_out)});
-  }
-
-  Status launch_combine(device::Stream& stream, const ExpertsArgs& args) const {
-    const TensorView down_out = view(slots_.workspace.down_out);
-    const cpu::CombineArgs kernel_args{.shape = moe_shape(args),
-                                       .down_out = down_out.as<const float>(),
-                                       .ids = args.ids.as<const std::int32_t>(),
-                                       .weights = args.weights.as<const float>(),
-                                       .residual = args.residual.as<const float>(),
-                                       .active_rows = args.active_rows.as<const std::int32_t>(),
-                                       .out = args.out.as<float>()};
-    return device::launch_cpu<&cpu::combine>(
-        stream, "experts.combine", kernel_args,
-        {reads("down_out", down_out), reads("ids", args.ids), reads("weights", args.weights),
-         reads("residual", args.residual), reads("active_rows", args.active_rows),
-         writes("out", args.out)});
   }
 
   const Registry& registry_;
   ExpertsShape shape_;
+  Grouping grouping_;
   config::ActivationScheme activations_;
   Halves halves_;
   LayerSlots slots_;
@@ -244,21 +207,14 @@ class FieldBackend final : public ExpertsBackend {
   std::string_view name() const override { return description_.name; }
 
   Status define_workspace(Registry& registry, const ExpertsShape& shape) override {
-    const auto scratch = [&](const char* name, DType dtype, const Shape& slot_shape) {
-      return registry.define(storage::SlotSpec{.name = std::string("experts.workspace.") + name,
-                                               .slot_class = storage::SlotClass::kScratch,
-                                               .dtype = dtype,
-                                               .shape = slot_shape,
-                                               .arena = {}});
-    };
     const std::int64_t pairs = shape.max_rows * shape.experts_per_token;
     const std::int64_t hidden = padded(shape.hidden_size);
     const std::int64_t inner = padded(shape.intermediate_size);
-    HF_ASSIGN(slots_.group_begin, scratch("group_begin", DType::kI32, {shape.expert_count + 1}));
-    HF_ASSIGN(slots_.group_pairs, scratch("group_pairs", DType::kI32, {pairs}));
-    HF_ASSIGN(slots_.inputs, scratch("inputs", DType::kF32, {pairs, std::max(hidden, inner)}));
-    HF_ASSIGN(slots_.activation, scratch("activation", DType::kF32, {pairs, inner}));
-    HF_ASSIGN(slots_.down_out, scratch("down_out", DType::kF32, {pairs, shape.hidden_size}));
+    HF_ASSIGN(slots_.grouping, define_grouping(registry, shape));
+    HF_ASSIGN(slots_.inputs, define_scratch(registry, "inputs", DType::kF32,
+                                            {pairs, std::max(hidden, inner)}));
+    HF_ASSIGN(slots_.activation,
+              define_scratch(registry, "activation", DType::kF32, {pairs, inner}));
     workspace_ = shape;
     if (!description_.locks) return {};
     HF_ASSIGN(slots_.locks, registry.define(storage::SlotSpec{

@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "device/cpu/cpu_device.h"
 #include "experts/backends.h"
-#include "experts/cpu_kernels.h"
+#include "experts/cpu_grouping.h"
 #include "experts/layer_parameters.h"
 #include "experts/layer_slots.h"
 #include "experts/packed_matrices.h"
@@ -22,11 +22,11 @@ using device::writes;
 using storage::Registry;
 using storage::SlotId;
 using tensor::DType;
-using tensor::Shape;
 using tensor::TensorView;
 
 struct WorkspaceSlots {
-  SlotId group_begin, group_pairs, activation, down_out;
+  GroupingSlots grouping;
+  SlotId activation;
   // The rounded or reordered inputs of a product, where the format wants any.
   std::optional<SlotId> inputs = {};
 };
@@ -66,12 +66,13 @@ class HoldfastLayer final : public ExpertsLayer {
   HoldfastLayer(const Registry& registry, const ExpertsSpec& spec, LayerSlots slots)
       : registry_(registry),
         shape_(spec.shape),
+        grouping_(registry, spec.shape, slots.workspace.grouping),
         activations_(spec.format.activations),
         slots_(std::move(slots)) {}
 
   Status forward(const ops::OpContext& context, const ExpertsArgs& args) const override {
     HF_TRY(check_forward(args, shape_));
-    HF_TRY(launch_group(context.stream, args));
+    HF_TRY(grouping_.launch_group(context.stream, args));
     cpu::Inputs inputs{.x = args.x.as<const float>(),
                        .length = shape_.hidden_size,
                        .pairs_per_row = shape_.experts_per_token};
@@ -84,7 +85,7 @@ class HoldfastLayer final : public ExpertsLayer {
               .pairs_per_row = 1};
     HF_TRY(prepare(context.stream, args, slots_.down_inputs, inputs, held));
     HF_TRY(launch_down(context.stream, args, inputs, held));
-    return launch_combine(context.stream, args);
+    return grouping_.launch_combine(context.stream, args);
   }
 
   std::vector<std::string> constant_slots() const override { return slots_.constants.names; }
@@ -111,31 +112,6 @@ class HoldfastLayer final : public ExpertsLayer {
   device::Operand operand(const char* role, const std::optional<SlotId>& slot) const {
     return reads(role, view(slot));
   }
-  cpu::MoeShape moe_shape(const ExpertsArgs& args) const {
-    return cpu::MoeShape{.n = args.x.shape[0],
-                         .expert_count = shape_.expert_count,
-                         .experts_per_token = shape_.experts_per_token,
-                         .hidden = shape_.hidden_size,
-                         .intermediate = shape_.intermediate_size};
-  }
-  cpu::Groups groups() const {
-    return cpu::Groups{.begin = view(slots_.workspace.group_begin).as<const std::int32_t>(),
-                       .pairs = view(slots_.workspace.group_pairs).as<const std::int32_t>()};
-  }
-
-  Status launch_group(device::Stream& stream, const ExpertsArgs& args) const {
-    const TensorView begin = view(slots_.workspace.group_begin);
-    const TensorView pairs = view(slots_.workspace.group_pairs);
-    const cpu::GroupArgs kernel_args{.shape = moe_shape(args),
-                                     .ids = args.ids.as<const std::int32_t>(),
-                                     .active_rows = args.active_rows.as<const std::int32_t>(),
-                                     .group_begin = begin.as<std::int32_t>(),
-                                     .group_pairs = pairs.as<std::int32_t>()};
-    return device::launch_cpu<&cpu::group_pairs>(
-        stream, "experts.group", kernel_args,
-        {reads("ids", args.ids), reads("active_rows", args.active_rows),
-         writes("group_begin", begin), writes("group_pairs", pairs)});
-  }
 
   // Rounds and reorders the inputs of a product, where it wants either: `inputs` and `held` are
   // then the result.
@@ -145,7 +121,7 @@ class HoldfastLayer final : public ExpertsLayer {
     const TensorView to = view(slots_.workspace.inputs);
     const TensorView order = view(product.order);
     const TensorView input_scale = view(product.input_scale);
-    const cpu::PrepareArgs kernel_args{.shape = moe_shape(args),
+    const cpu::PrepareArgs kernel_args{.shape = grouping_.moe_shape(args),
                                        .from = inputs,
                                        .activations = static_cast<std::int64_t>(activations_),
                                        .order = order.as<const std::int32_t>(),
@@ -169,7 +145,7 @@ class HoldfastLayer final : public ExpertsLayer {
     const TensorView limit = view(slots_.constants.limit);
     const TensorView activation = view(slots_.workspace.activation);
     const PackedMatrix& gate = slots_.gate;
-    const cpu::GateUpArgs kernel_args{.shape = moe_shape(args),
+    const cpu::GateUpArgs kernel_args{.shape = grouping_.moe_shape(args),
                                       .inputs = inputs,
                                       .gate = resolve(gate, 0),
                                       .up = slots_.fused ? resolve(gate, 1)
@@ -177,7 +153,7 @@ class HoldfastLayer final : public ExpertsLayer {
                                       .alpha = alpha.as<const float>(),
                                       .beta = beta.as<const float>(),
                                       .limit = limit.as<const float>(),
-                                      .groups = groups(),
+                                      .groups = grouping_.groups(),
                                       .activation = activation.as<float>()};
     const Roles& roles = slots_.fused ? kGateUpRoles : kGateRoles;
     const PackedMatrix none;
@@ -193,19 +169,19 @@ class HoldfastLayer final : public ExpertsLayer {
          operand(kUpRoles.row_scales, up.row_scales), operand(kUpRoles.alpha, up.alpha),
          operand(kUpRoles.bias, up.bias), reads("swiglu_alpha", alpha),
          reads("swiglu_beta", beta), reads("swiglu_limit", limit),
-         reads("group_begin", view(slots_.workspace.group_begin)),
-         reads("group_pairs", view(slots_.workspace.group_pairs)),
+         reads("group_begin", grouping_.group_begin()),
+         reads("group_pairs", grouping_.group_pairs()),
          writes("activation", activation)});
   }
 
   Status launch_down(device::Stream& stream, const ExpertsArgs& args, const cpu::Inputs& inputs,
                      const TensorView& held) const {
-    const TensorView down_out = view(slots_.workspace.down_out);
+    const TensorView down_out = grouping_.down_out();
     const PackedMatrix& down = slots_.down;
-    const cpu::DownArgs kernel_args{.shape = moe_shape(args),
+    const cpu::DownArgs kernel_args{.shape = grouping_.moe_shape(args),
                                     .inputs = inputs,
                                     .down = resolve(down, 0),
-                                    .groups = groups(),
+                                    .groups = grouping_.groups(),
                                     .down_out = down_out.as<float>()};
     return device::launch_cpu<&cpu::down>(
         stream, "experts.down", kernel_args,
@@ -213,28 +189,13 @@ class HoldfastLayer final : public ExpertsLayer {
          operand(kDownRoles.scales, down.scales), operand(kDownRoles.zeros, down.zeros),
          operand(kDownRoles.row_scales, down.row_scales), operand(kDownRoles.alpha, down.alpha),
          operand(kDownRoles.bias, down.bias),
-         reads("group_begin", view(slots_.workspace.group_begin)),
-         reads("group_pairs", view(slots_.workspace.group_pairs)), writes("down_out", down_out)});
-  }
-
-  Status launch_combine(device::Stream& stream, const ExpertsArgs& args) const {
-    const TensorView down_out = view(slots_.workspace.down_out);
-    const cpu::CombineArgs kernel_args{.shape = moe_shape(args),
-                                       .down_out = down_out.as<const float>(),
-                                       .ids = args.ids.as<const std::int32_t>(),
-                                       .weights = args.weights.as<const float>(),
-                                       .residual = args.residual.as<const float>(),
-                                       .active_rows = args.active_rows.as<const std::int32_t>(),
-                                       .out = args.out.as<float>()};
-    return device::launch_cpu<&cpu::combine>(
-        stream, "experts.combine", kernel_args,
-        {reads("down_out", down_out), reads("ids", args.ids), reads("weights", args.weights),
-         reads("residual", args.residual), reads("active_rows", args.active_rows),
-         writes("out", args.out)});
+         reads("group_begin", grouping_.group_begin()),
+         reads("group_pairs", grouping_.group_pairs()), writes("down_out", down_out)});
   }
 
   const Registry& registry_;
   ExpertsShape shape_;
+  Grouping grouping_;
   config::ActivationScheme activations_;
   LayerSlots slots_;
 };
@@ -244,22 +205,10 @@ class HoldfastBackend final : public ExpertsBackend {
   std::string_view name() const override { return "holdfast"; }
 
   Status define_workspace(Registry& registry, const ExpertsShape& shape) override {
-    const auto scratch = [&](const char* name, DType dtype, const Shape& slot_shape) {
-      return registry.define(storage::SlotSpec{.name = name,
-                                               .slot_class = storage::SlotClass::kScratch,
-                                               .dtype = dtype,
-                                               .shape = slot_shape,
-                                               .arena = {}});
-    };
-    const std::int64_t pairs = shape.max_rows * shape.experts_per_token;
-    HF_ASSIGN(slots_.group_begin, scratch("experts.workspace.group_begin", DType::kI32,
-                                          {shape.expert_count + 1}));
-    HF_ASSIGN(slots_.group_pairs,
-              scratch("experts.workspace.group_pairs", DType::kI32, {pairs}));
-    HF_ASSIGN(slots_.activation, scratch("experts.workspace.activation", DType::kF32,
-                                         {pairs, shape.intermediate_size}));
-    HF_ASSIGN(slots_.down_out,
-              scratch("experts.workspace.down_out", DType::kF32, {pairs, shape.hidden_size}));
+    HF_ASSIGN(slots_.grouping, define_grouping(registry, shape));
+    HF_ASSIGN(slots_.activation,
+              define_scratch(registry, "activation", DType::kF32,
+                             {shape.max_rows * shape.experts_per_token, shape.intermediate_size}));
     workspace_ = shape;
     return {};
   }
@@ -303,12 +252,7 @@ class HoldfastBackend final : public ExpertsBackend {
     if (!wanted || slots_.inputs) return {};
     const std::int64_t pairs = workspace_.max_rows * workspace_.experts_per_token;
     const std::int64_t length = std::max(workspace_.hidden_size, workspace_.intermediate_size);
-    HF_ASSIGN(slots_.inputs,
-              registry.define(storage::SlotSpec{.name = "experts.workspace.inputs",
-                                                .slot_class = storage::SlotClass::kScratch,
-                                                .dtype = DType::kF32,
-                                                .shape = {pairs, length},
-                                                .arena = {}}));
+    HF_ASSIGN(slots_.inputs, define_scratch(registry, "inputs", DType::kF32, {pairs, length}));
     return {};
   }
 
