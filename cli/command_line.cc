@@ -375,6 +375,45 @@ Status check(const CommandLine& line) {
   return {};
 }
 
+bool given(const CLI::App& command, const char* flag) {
+  const CLI::Option* const option = command.get_option_no_throw(flag);
+  return option != nullptr && option->count() > 0;
+}
+
+// A flag that would say nothing beside the others is an error, not ignored.
+Status check_company(const CLI::App& command, const CommandLine& line) {
+  const bool tokenizes = line.command == "tokenize";
+  const struct {
+    const char* flag;
+    bool ignored;
+    const char* reason;
+  } rules[] = {
+      {"--quantize-group", line.model.quantize_experts != "int4",
+       "is for --quantize-experts int4"},
+      {"--skip-special", tokenizes && !line.decode, "is for --decode"},
+      {"--plain-text", tokenizes && line.decode, "is for texts, and --decode reads ids"},
+      {"--verbose", line.graphs, "lists slots, and --graphs prints nodes"},
+      {"--json", line.matrix, "is for a model's report, --matrix prints a table"},
+      {"--tensors", line.matrix, "is for a model's report, --matrix prints a table"},
+      {"directory", line.matrix, "is for a model's report, --matrix reads no model"},
+  };
+  for (const auto& [flag, ignored, reason] : rules) {
+    if (!ignored || !given(command, flag)) continue;
+    return Error(ErrorCode::kInvalidArgument,
+                 fmt::format("{}: {} {}", line.command, flag, reason));
+  }
+  for (const CLI::Option* option : command.get_options()) {
+    const std::string& type = option->get_type_name();
+    if (option->count() == 0 || (type != "FILE" && type != "DIR" && type != "OUT")) continue;
+    for (const std::string& name : option->results()) {
+      if (!name.empty()) continue;
+      return Error(ErrorCode::kInvalidArgument,
+                   fmt::format("{}: an empty name", option->get_name()));
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 std::optional<int> parse_command_line(int argc, char** argv, CommandLine& line) {
@@ -416,7 +455,9 @@ std::optional<int> parse_command_line(int argc, char** argv, CommandLine& line) 
     return report_usage("a command is required (holdfast --help shows them)");
   }
   line.command = app.get_subcommands().front()->get_name();
-  if (const Status status = check(line); !status.ok()) {
+  Status status = check_company(*app.get_subcommands().front(), line);
+  if (status.ok()) status = check(line);
+  if (!status.ok()) {
     return report_usage(fmt::format("{} (holdfast {} --help shows the usage)",
                                     status.error().message(), line.command));
   }

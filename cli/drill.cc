@@ -66,7 +66,7 @@ std::string report_text(const DrillReport& report) {
              fmt::format("{:.0f} ms, {:.0f} ms", report.load_ms, report.capture_ms));
   append_row(out, "reload: staging, pause",
              fmt::format("{:.0f} ms, {:.0f} us", report.stage_ms, report.pause_us));
-  append_row(out, "weights, peak, declared peak",
+  append_row(out, "weights, peak, extra of a reload",
              fmt::format("{}, {}, {}", readable_bytes(report.weights_bytes),
                          readable_bytes(report.peak_bytes),
                          readable_bytes(report.declared_peak_bytes)));

@@ -63,6 +63,10 @@ Result<Digests> read_digests(const std::string& path) {
     }
     digests.emplace(name, digest);
   }
+  if (digests.empty()) {
+    return format_error(ErrorCode::kCorrupt, "{}: no digest in it, so nothing would be checked",
+                        path);
+  }
   return digests;
 }
 

@@ -71,8 +71,13 @@ std::string to_text(const ExpertFormat& format) {
   if (format.scalar_dtype != plain.scalar_dtype) {
     text += fmt::format(", scalars {}", tensor::dtype_name(format.scalar_dtype));
   }
+  std::string dialect(expert_dialect_name(format.dialect));
+  if (format.dialect == ExpertDialect::kMxfp4PerExpert) {
+    dialect += format.packed_name == "weight" ? " (weight, as Quark)"
+                                              : " (weight_packed, as INC and compressed-tensors)";
+  }
   return fmt::format("{}, activations {}, as {}", text, activation_scheme_name(format.activations),
-                     expert_dialect_name(format.dialect));
+                     dialect);
 }
 
 }  // namespace holdfast::config

@@ -121,7 +121,7 @@ TEST(QuantizationConfig, Quark) {
       "export":{"weight_format":"real_quantized"},
       "global_quant_config":{"input_tensors":null,"output_tensors":null,"bias":null,
       "weight":{"dtype":"fp4","qscheme":"per_group","group_size":32,"scale_format":"e8m0"}}})";
-  EXPECT_EQ(format_of(mxfp4), "mxfp4, activations none, as mxfp4 per expert");
+  EXPECT_EQ(format_of(mxfp4), "mxfp4, activations none, as mxfp4 per expert (weight, as Quark)");
   const std::string fp8 = R"({"quant_method":"quark","exclude":["*self_attn*","*gate","lm_head"],
       "global_quant_config":{"weight":{"dtype":"fp8_e4m3","qscheme":"per_tensor"},
       "input_tensors":{"dtype":"fp8_e4m3","qscheme":"per_tensor","is_dynamic":false}}})";
@@ -149,7 +149,8 @@ TEST(QuantizationConfig, AutoRound) {
   const std::string text = R"({"quant_method":"auto-round","data_type":"mx_fp","bits":4,
       "group_size":32,"act_bits":16,"packing_format":"auto_round:llm_compressor",
       "extra_config":{"lm_head":{"bits":16},"self_attn":{"bits":16},"mlp.gate":{"bits":32}}})";
-  EXPECT_EQ(format_of(text), "mxfp4, activations none, as mxfp4 per expert");
+  EXPECT_EQ(format_of(text), "mxfp4, activations none, as mxfp4 per expert "
+            "(weight_packed, as INC and compressed-tensors)");
   EXPECT_THAT(format_of(with(text, "mx_fp", "int")), HasSubstr("data_type is int"));
   EXPECT_THAT(format_of(with(text, "\"bits\":4", "\"bits\":8")), HasSubstr("bits is 8"));
   EXPECT_THAT(format_of(with(text, "act_bits\":16", "act_bits\":4")),
@@ -234,7 +235,8 @@ TEST(CompressedTensors, FourBits) {
   EXPECT_EQ(format_of(compressed(nvfp4, "null")),
             "nvfp4, activations none, as compressed-tensors nvfp4");
   EXPECT_EQ(format_of(compressed(arguments(4, "float", "group", "\"group_size\":32"), "null")),
-            "mxfp4, activations none, as mxfp4 per expert");
+            "mxfp4, activations none, as mxfp4 per expert "
+            "(weight_packed, as INC and compressed-tensors)");
   const std::string int4 = arguments(4, "int", "group", "\"group_size\":64,\"symmetric\":false");
   EXPECT_EQ(format_of(compressed(int4, "null")),
             "int4 group 64 zeros, scales bf16, activations none, as compressed-tensors int4");

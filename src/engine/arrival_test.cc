@@ -79,7 +79,7 @@ void PrintTo(const Case& c, std::ostream* out) { *out << c.label; }
 EngineOptions arriving(const std::string& source, const std::string& scheme) {
   EngineOptions options = test_options(source);
   options.quantize_experts = scheme;
-  options.quantize_group_size = 64;
+  if (scheme == "int4") options.quantize_group_size = 64;
   return options;
 }
 
@@ -197,6 +197,10 @@ TEST(ArrivalOptions, WhatCannotBeQuantisedIsRefused) {
   EngineOptions group = arriving(model_qwen_bf16(), "int4");
   group.quantize_group_size = 96;
   EXPECT_NE(error_of(group).find("multiple of 96"), std::string::npos);
+  for (const char* scheme : {"", "nvfp4"}) {
+    group.quantize_experts = scheme;
+    EXPECT_NE(error_of(group).find("quantize_group_size is 96"), std::string::npos) << scheme;
+  }
 }
 
 TEST(ArrivalOptions, AQuantisedSourceIsNotWhatArrives) {

@@ -486,6 +486,7 @@ TEST(DigestsReload, AFileThatIsNoMapOfDigestsIsNamedWithWhatIsWrong) {
                "twice");
   expect_error(text("{\"model.norm.wieght\": \"" + hex + "\"}"), ErrorCode::kNotFound,
                "model.norm.weight");
+  expect_error(text("{}"), ErrorCode::kCorrupt, "no digest in it");
   const std::string large = write_text("large.json", "{}");
   fs::resize_file(large, kMaxDigestsBytes + 1);
   expect_error(with(large), ErrorCode::kCorrupt, "large.json");

@@ -204,6 +204,10 @@ Result<std::map<std::string, base::Digest>> read_digests(const std::string& path
     }
     digests.emplace(std::string(field.key), *digest);
   }
+  if (digests.empty()) {
+    return make_error(ErrorCode::kCorrupt, "{}: no digest in it, so nothing would be checked",
+                      path);
+  }
   return digests;
 }
 

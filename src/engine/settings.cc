@@ -61,12 +61,19 @@ Result<std::optional<config::ActivationScheme>> resolve_activations(const std::s
 }
 
 Result<std::optional<config::QuantizeTarget>> resolve_quantize(const EngineOptions& options) {
+  const std::int64_t group = options.quantize_group_size;
+  if (options.quantize_experts != "int4" && group != EngineOptions{}.quantize_group_size) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      "engine option quantize_group_size is {}, and quantize_experts is \"{}\": it "
+                      "is for \"int4\"",
+                      group, options.quantize_experts);
+  }
   if (options.quantize_experts.empty()) return std::optional<config::QuantizeTarget>();
   const std::vector<std::string> known = quantize_schemes();
   const auto scheme = config::expert_scheme_from_name(options.quantize_experts);
   if (scheme && std::ranges::find(known, options.quantize_experts) != known.end()) {
     return std::optional<config::QuantizeTarget>(
-        {.scheme = *scheme, .group_size = options.quantize_group_size});
+        {.scheme = *scheme, .group_size = group});
   }
   return make_error(ErrorCode::kInvalidArgument,
                     "engine option quantize_experts is \"{}\", expected \"\" or one of {}",

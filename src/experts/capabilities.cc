@@ -97,18 +97,17 @@ constexpr Entry kEntries[] = {
     {B::kUnquantised, kCpu, S::kF32, kNone, kNative},
 };
 
-// The pairs that publishers ship, and those that a table must not leave out.
-constexpr SchemePair kPairs[] = {
-    {S::kBF16, ActivationScheme::kNone},       {S::kF16, ActivationScheme::kNone},
-    {S::kF32, ActivationScheme::kNone},        {S::kMxfp4, ActivationScheme::kNone},
-    {S::kMxfp4, ActivationScheme::kMxfp8},     {S::kMxfp4, ActivationScheme::kFp8Static},
-    {S::kMxfp8, ActivationScheme::kNone},      {S::kMxfp8, ActivationScheme::kMxfp8},
-    {S::kFp8Tensor, ActivationScheme::kNone},  {S::kFp8Tensor, ActivationScheme::kFp8Static},
-    {S::kFp8Tensor, ActivationScheme::kFp8Token}, {S::kFp8Channel, ActivationScheme::kNone},
-    {S::kFp8Channel, ActivationScheme::kFp8Token}, {S::kFp8Block, ActivationScheme::kNone},
-    {S::kFp8Block, ActivationScheme::kFp8TokenGroup}, {S::kNvfp4, ActivationScheme::kNone},
-    {S::kNvfp4, ActivationScheme::kNvfp4},     {S::kInt4, ActivationScheme::kNone},
-};
+// What a checkpoint can publish, and what EngineOptions::expert_activations makes of it: that takes
+// any weights without input scales of their own.
+bool exists(ExpertScheme weights, ActivationScheme activations) {
+  switch (activations) {
+    case ActivationScheme::kNvfp4: return weights == S::kNvfp4;
+    case ActivationScheme::kFp8Static:
+      return weights == S::kMxfp4 || weights == S::kMxfp8 || weights == S::kFp8Tensor ||
+             weights == S::kFp8Channel || weights == S::kFp8Block;
+    default: return true;
+  }
+}
 
 std::string_view device_name(DeviceKind device) { return device == kCuda ? "cuda" : "cpu"; }
 
@@ -181,7 +180,17 @@ Capability capability_of(const BackendOnDevice& where, const config::ExpertForma
   return {Support::kRefused, why_not(where, format)};
 }
 
-std::vector<SchemePair> all_scheme_pairs() { return {std::begin(kPairs), std::end(kPairs)}; }
+std::vector<SchemePair> all_scheme_pairs() {
+  std::vector<SchemePair> pairs;
+  for (int scheme = 0; scheme < config::kExpertSchemeCount; ++scheme) {
+    for (int inputs = 0; inputs < kActivationSchemeCount; ++inputs) {
+      const SchemePair pair{static_cast<ExpertScheme>(scheme),
+                            static_cast<ActivationScheme>(inputs)};
+      if (exists(pair.weights, pair.activations)) pairs.push_back(pair);
+    }
+  }
+  return pairs;
+}
 
 std::string experts_matrix() {
   std::vector<BackendOnDevice> columns;
@@ -197,7 +206,7 @@ std::string experts_matrix() {
     rule += " --- |";
   }
   text += "\n" + rule + "\n";
-  for (const SchemePair& pair : kPairs) {
+  for (const SchemePair& pair : all_scheme_pairs()) {
     text += fmt::format("| {} x {} |", config::expert_scheme_name(pair.weights),
                         config::activation_scheme_name(pair.activations));
     for (const BackendOnDevice& column : columns) {

@@ -1,9 +1,11 @@
-// The holdfast backend at gpt-oss-20b's shape (hidden and intermediate 2880, top-4), or the nearest
-// that the scheme can hold: one row in bytes of weights read per second beside the machine's own
-// read bandwidth, many rows in tokens per second of one layer; and packing.
+// Experts at gpt-oss-20b's shape (hidden and intermediate 2880, top-4), of every scheme on the
+// holdfast backend and of those that each of the field's runs: one row in bytes of weights read per
+// second beside the machine's own read bandwidth, many rows in tokens per second of one layer; and
+// packing.
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 
+#include "experts/capabilities.h"
 #include "experts/cpu_packing.h"
 #include "experts/test_layer.h"
 #include "ops/read_bandwidth.h"
@@ -56,24 +58,31 @@ double expert_bytes(const ExpertFormat& format, const ExpertsShape& shape) {
   return bytes;
 }
 
-TestLayer& layer_of(ExpertScheme scheme, ActivationScheme activations) {
+struct Case {
+  ExpertsBackendKind backend;
+  ExpertScheme scheme;
+  ActivationScheme activations;
+  friend bool operator==(const Case&, const Case&) = default;
+};
+
+TestLayer& layer_of(const Case& c) {
   // One layer at a time.
   static std::unique_ptr<TestLayer> layer;
-  static std::pair<ExpertScheme, ActivationScheme> current;
-  if (layer == nullptr || current != std::pair{scheme, activations}) {
+  static Case current{};
+  if (layer == nullptr || current != c) {
     layer.reset();
-    const ExpertFormat format = format_of(scheme, activations);
-    const ExpertsShape shape = shape_of(scheme);
-    layer = std::make_unique<TestLayer>(ExpertsBackendKind::kHoldfast, format, shape, 0);
+    const ExpertFormat format = format_of(c.scheme, c.activations);
+    const ExpertsShape shape = shape_of(c.scheme);
+    layer = std::make_unique<TestLayer>(c.backend, format, shape, 0);
     layer->load(testing::make_tensors(format, shape, 1));
-    current = {scheme, activations};
+    current = c;
   }
   return *layer;
 }
 
 // One row after another, each with other experts, so that no weights are in a cache.
-void one_row(benchmark::State& state, ExpertScheme scheme, ActivationScheme activations) {
-  TestLayer& layer = layer_of(scheme, activations);
+void one_row(benchmark::State& state, const Case& c) {
+  TestLayer& layer = layer_of(c);
   const std::int64_t experts = layer.shape().expert_count;
   layer.randomize_rows(2);
   for (std::int64_t pair = 0; pair < 64 * 4; ++pair) {
@@ -85,15 +94,15 @@ void one_row(benchmark::State& state, ExpertScheme scheme, ActivationScheme acti
     layer.forward(row, 1).value();
     row = (row + 1) % 64;
   }
-  const double bytes = 4 * expert_bytes(format_of(scheme, activations), layer.shape());
+  const double bytes = 4 * expert_bytes(format_of(c.scheme, c.activations), layer.shape());
   state.counters["GB/s"] =
       benchmark::Counter(bytes * 1e-9, benchmark::Counter::kIsIterationInvariantRate);
   state.counters["of_read"] = benchmark::Counter(bytes / ops::testing::read_bandwidth(),
                                                  benchmark::Counter::kIsIterationInvariantRate);
 }
 
-void rows(benchmark::State& state, ExpertScheme scheme, ActivationScheme activations) {
-  TestLayer& layer = layer_of(scheme, activations);
+void rows(benchmark::State& state, const Case& c) {
+  TestLayer& layer = layer_of(c);
   layer.randomize_rows(3);
   const std::int64_t n = state.range(0);
   for (auto _ : state) layer.forward(0, n).value();
@@ -104,6 +113,22 @@ void rows(benchmark::State& state, ExpertScheme scheme, ActivationScheme activat
       benchmark::Counter(flops * 1e-9, benchmark::Counter::kIsIterationInvariantRate);
 }
 
+void register_case(const Case& c) {
+  const std::string name = fmt::format("{}/{}_x_{}", experts_backend_name(c.backend),
+                                       config::expert_scheme_name(c.scheme),
+                                       config::activation_scheme_name(c.activations));
+  benchmark::RegisterBenchmark(("OneRow/" + name).c_str(), &one_row, c)
+      ->Unit(benchmark::kMicrosecond)
+      ->UseRealTime();
+  benchmark::RegisterBenchmark(("Rows/" + name).c_str(), &rows, c)
+      ->ArgName("rows")
+      ->Arg(8)
+      ->Arg(64)
+      ->Unit(benchmark::kMillisecond)
+      ->UseRealTime();
+}
+
+// What publishers ship; of the field's backends, what each runs of it.
 void register_all() {
   using A = ActivationScheme;
   using S = ExpertScheme;
@@ -113,18 +138,14 @@ void register_all() {
       {S::kFp8Block, A::kFp8TokenGroup}, {S::kFp8Channel, A::kFp8Token}, {S::kFp8Tensor, A::kNone},
       {S::kMxfp8, A::kMxfp8},        {S::kBF16, A::kNone},           {S::kF16, A::kNone},
       {S::kF32, A::kNone}};
-  for (const auto& [scheme, activations] : schemes) {
-    const std::string name = fmt::format("{}_x_{}", config::expert_scheme_name(scheme),
-                                         config::activation_scheme_name(activations));
-    benchmark::RegisterBenchmark(("OneRow/" + name).c_str(), &one_row, scheme, activations)
-        ->Unit(benchmark::kMicrosecond)
-        ->UseRealTime();
-    benchmark::RegisterBenchmark(("Rows/" + name).c_str(), &rows, scheme, activations)
-        ->ArgName("rows")
-        ->Arg(8)
-        ->Arg(64)
-        ->Unit(benchmark::kMillisecond)
-        ->UseRealTime();
+  using B = ExpertsBackendKind;
+  for (const B backend : {B::kHoldfast, B::kCutlass, B::kTrtllm, B::kMarlin, B::kMachete,
+                          B::kUnquantised}) {
+    for (const auto& [scheme, activations] : schemes) {
+      const config::ExpertFormat format{.scheme = scheme, .activations = activations};
+      if (capability_of({.backend = backend}, format).support == Support::kRefused) continue;
+      register_case({backend, scheme, activations});
+    }
   }
 }
 [[maybe_unused]] const bool registered = (register_all(), true);

@@ -10,7 +10,7 @@
 #include <iterator>
 
 #include "experts/capabilities.h"
-#include "experts/test_layer.h"
+#include "experts/test_rows.h"
 
 namespace holdfast::experts {
 namespace {
@@ -214,21 +214,7 @@ TEST(Experts, TheTwoLayoutsOfTheSameValuesAgree) {
 TEST(Experts, ARowHasTheSameBitsAloneAndAmongOthersOnAnyWorkerCount) {
   for (const ExpertsCase& c : kCases) {
     const Tensors tensors = make_tensors(c, 7);
-    std::vector<float> expected;
-    for (int workers = 1; workers <= 3; ++workers) {
-      TestLayer layer(ExpertsBackendKind::kHoldfast, c.scheme, c.shape, workers);
-      layer.load(tensors);
-      layer.randomize_rows(8);
-      ASSERT_TRUE(layer.forward(0, c.shape.max_rows).ok());
-      const std::vector<float> together(layer.out().begin(), layer.out().end());
-      if (workers == 1) expected = together;
-      layer.poison_out();
-      layer.set_active(1);
-      for (std::int64_t r = 0; r < c.shape.max_rows; ++r) ASSERT_TRUE(layer.forward(r, 1).ok());
-      const std::size_t bytes = together.size() * sizeof(float);
-      EXPECT_EQ(std::memcmp(layer.out().data(), together.data(), bytes), 0) << workers;
-      EXPECT_EQ(std::memcmp(expected.data(), together.data(), bytes), 0) << workers;
-    }
+    testing::expect_independent_rows(ExpertsBackendKind::kHoldfast, c.scheme, c.shape, tensors);
   }
 }
 

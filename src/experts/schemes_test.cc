@@ -8,6 +8,7 @@
 #include "experts/capabilities.h"
 #include "experts/exact_layer.h"
 #include "experts/round_inputs.h"
+#include "experts/test_rows.h"
 #include "tensor/fp8_codecs.h"
 #include "tensor/mx_codecs.h"
 #include "tensor/nvfp4_codecs.h"
@@ -73,32 +74,13 @@ TEST(Schemes, EveryInstructionSetOfThisMachineStaysWithinTheBound) {
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
 }
 
-void expect_independent_rows(const SchemeCase& c, ExpertsBackendKind kind,
-                             const Tensors& tensors) {
-  SCOPED_TRACE(experts_backend_name(kind));
-  std::vector<float> expected;
-  for (int workers = 1; workers <= 3; workers += 2) {
-    TestLayer layer(kind, c.format, c.shape, workers);
-    layer.load(tensors);
-    layer.randomize_rows(34);
-    ASSERT_TRUE(layer.forward(0, c.shape.max_rows).ok());
-    const std::vector<float> together(layer.out().begin(), layer.out().end());
-    if (workers == 1) expected = together;
-    layer.poison_out();
-    layer.set_active(1);
-    for (std::int64_t r = 0; r < c.shape.max_rows; ++r) ASSERT_TRUE(layer.forward(r, 1).ok());
-    const std::size_t bytes = together.size() * sizeof(float);
-    EXPECT_EQ(std::memcmp(layer.out().data(), together.data(), bytes), 0) << workers;
-    EXPECT_EQ(std::memcmp(expected.data(), together.data(), bytes), 0) << workers;
-  }
-}
-
 TEST(Schemes, ARowHasTheSameBitsAloneAndAmongOthersOnAnyWorkerCount) {
   for (const SchemeCase& c : scheme_cases()) {
     SCOPED_TRACE(c.name);
     const Tensors tensors = testing::make_tensors(c.format, c.shape, 33);
     for (const auto kind : backends_of(c.format)) {
-      if (kind != ExpertsBackendKind::kReference) expect_independent_rows(c, kind, tensors);
+      if (kind == ExpertsBackendKind::kReference) continue;
+      testing::expect_independent_rows(kind, c.format, c.shape, tensors);
     }
   }
 }

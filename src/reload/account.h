@@ -37,7 +37,7 @@ class Account {
   const std::string& published_name(ParameterIndex parameter, std::uint64_t at) const;
   void match_parameter(ParameterIndex parameter);
   Status match_digests();
-  Status match_part_digest(const std::string& name, ParameterIndex parameter, base::Digest digest);
+  void match_part_digest(const std::string& name, ParameterIndex parameter, base::Digest digest);
   void defect(ErrorCode code, std::string text);
   std::string nearest_parameters(std::string_view name) const;
   std::string nearest_sources(std::string_view name) const;

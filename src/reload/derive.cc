@@ -110,7 +110,10 @@ Status derive_slice(const DeriveTarget& target, const storage::Derivation& deriv
                     std::int64_t slice, std::span<const TensorView> inputs) {
   auto status = run(target, derivation, slice, inputs);
   if (status.ok()) return {};
-  return status.error().with_context("derivation " + derivation.name);
+  const std::string where = "derivation " + derivation.name;
+  // A slice is one expert's.
+  if (derivation.slice_count == 1) return status.error().with_context(where);
+  return status.error().with_context(fmt::format("{}, expert {}", where, slice));
 }
 
 }  // namespace holdfast::reload

@@ -299,7 +299,7 @@ TEST(Prepare, RefusesADerivationThatLeavesBytesUnwrittenAndToleratesDataThatLook
     ASSERT_FALSE(status.ok());
     EXPECT_EQ(status.error().code(), ErrorCode::kCorrupt);
     EXPECT_THAT(status.error().message(),
-                HasSubstr("derivation pack: byte 40 of slot packed was left unwritten"));
+                HasSubstr("derivation pack, expert 0: byte 40 of slot packed was left unwritten"));
     break;
   }
 }

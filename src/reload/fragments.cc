@@ -29,6 +29,15 @@ Error unknown_tensor(const storage::Registry& registry, const std::string& name)
                     fmt::join(checkpoint::nearest_names(name, known, kNearestNames), ", "));
 }
 
+// Of the parameter, or the first of one expert's tensor.
+std::optional<base::Digest> promised_digest(const ParameterFeed& feed) {
+  if (feed.expected.has_value()) return feed.expected;
+  for (const SourcePiece& piece : feed.pieces) {
+    if (piece.expected.has_value()) return piece.expected;
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 FragmentStager::FragmentStager(const FragmentJob& job)
@@ -120,11 +129,12 @@ Result<PlacedFragment> FragmentStager::place(const Fragment& fragment,
   const ParameterFeed& feed = job_.plan.feeds[id.index()];
   const storage::ParameterSpec& parameter = spec(id);
   const tensor::DType from = feed.cast_from.value_or(parameter.dtype);
-  if (feed.cast_from.has_value() && feed.expected.has_value()) {
+  const std::optional<base::Digest> promised = promised_digest(feed);
+  if (feed.cast_from.has_value() && promised.has_value()) {
     return make_error(ErrorCode::kUnsupported,
                       "tensor {} is cast as it is pushed, so its digest {} cannot be checked: "
                       "promise none, or push {}",
-                      fragment.tensor, feed.expected->to_hex(),
+                      fragment.tensor, promised->to_hex(),
                       tensor::dtype_name(parameter.dtype));
   }
   const tensor::Shape& shape = job_.registry.published_shape(*found);

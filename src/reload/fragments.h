@@ -95,6 +95,9 @@ class FragmentStager {
   Status settle(storage::ParameterId id);
   Status check_digest(storage::ParameterId id) const;
   base::Digest digest_of_transient(storage::ParameterId id) const;
+  Status check_transient_parts(storage::ParameterId id, std::int64_t slice,
+                               std::span<const std::byte> bytes) const;
+  Status check_resident_parts(storage::ParameterId id) const;
   bool ready(const Waiting& waiting, std::int64_t slice) const;
   Status run_ready(device::Stream& stream);
   Status run_slice(Waiting& waiting, std::int64_t slice, device::Stream& stream);

@@ -11,6 +11,11 @@ namespace {
 using storage::ParameterId;
 using tensor::TensorView;
 
+// Of one of a parameter's published tensors.
+const std::string& part_name(const storage::ParameterSpec& spec, const SourcePiece& piece) {
+  return spec.part_names[piece.begin / (piece.end - piece.begin)];
+}
+
 }  // namespace
 
 // All slices of a tensor with an expected digest wait until it is complete.
@@ -39,6 +44,30 @@ Status FragmentStager::check_digest(ParameterId id) const {
             job_.staging.plain_digest(*parameter.slot, parameter.offset_bytes,
                                       parameter_bytes(id)));
   return compare_digests(parameter.name, found, *expected);
+}
+
+// `bytes`: the whole slice, which holds whole experts.
+Status FragmentStager::check_transient_parts(ParameterId id, std::int64_t slice,
+                                             std::span<const std::byte> bytes) const {
+  const std::uint64_t begin = static_cast<std::uint64_t>(slice) * bytes.size();
+  for (const SourcePiece& piece : job_.plan.feeds[id.index()].pieces) {
+    if (!piece.expected || piece.begin < begin || piece.end > begin + bytes.size()) continue;
+    const auto part = bytes.subspan(piece.begin - begin, piece.end - piece.begin);
+    HF_TRY(compare_digests(part_name(spec(id), piece), base::digest_of(part), *piece.expected));
+  }
+  return {};
+}
+
+Status FragmentStager::check_resident_parts(ParameterId id) const {
+  const storage::ParameterSpec& parameter = spec(id);
+  for (const SourcePiece& piece : job_.plan.feeds[id.index()].pieces) {
+    if (!piece.expected) continue;
+    HF_ASSIGN(const base::Digest found,
+              job_.staging.plain_digest(*parameter.slot, parameter.offset_bytes + piece.begin,
+                                        piece.end - piece.begin));
+    HF_TRY(compare_digests(part_name(parameter, piece), found, *piece.expected));
+  }
+  return {};
 }
 
 bool FragmentStager::ready(const Waiting& waiting, std::int64_t slice) const {
@@ -85,6 +114,8 @@ Status FragmentStager::run_slice(Waiting& waiting, std::int64_t slice, device::S
       inputs.push_back(view);
       continue;
     }
+    const auto& bytes = waiting.buffers[input][slice].bytes;
+    HF_TRY(check_transient_parts(std::get<ParameterId>(of.inputs[input]), slice, bytes));
     view.address = waiting.buffers[input][slice].bytes.data();
     inputs.push_back(of.slice_count > 1 ? view.rows(0, 1) : view);
   }
@@ -165,7 +196,9 @@ Status FragmentStager::finish(device::Stream& stream) {
   // Resident tensors might be overwritten until now.
   for (std::size_t i = 0; i < progress_.size(); ++i) {
     const ParameterId id{static_cast<std::uint32_t>(i)};
-    if (spec(id).slot.has_value()) HF_TRY(check_digest(id));
+    if (!spec(id).slot.has_value()) continue;
+    HF_TRY(check_digest(id));
+    HF_TRY(check_resident_parts(id));
   }
   HF_TRY(job_.staging.finish_writes());
   job_.log.zeros = arrivals_.suspicious_zeros();

@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "device/lanes.h"
 #include "tensor/dtype.h"
@@ -21,15 +22,21 @@ enum class Insanity : std::uint8_t {
   kF8E4M3Nan,  // e4m3fn has no infinity
   kF8E5M2NotFinite,
   kE8M0Nan,  // 0xFF
+  // Of scales: not finite, or negative (whose sign some kernels drop and others keep). Zero is one.
+  kF32Scale,
+  kF16Scale,
+  kBF16Scale,
+  kF8E4M3Scale,
 };
 
-// By dtype; a u8 tensor whose name ends in "_scales" holds e8m0 exponents (MXFP4's block scales).
+// By dtype, and for scales by the name's end: "scales", "weight_scale", "weight_scale_inv", ... A
+// u8 tensor of such a name holds e8m0 exponents.
 Insanity insanity_of(std::string_view name, tensor::DType dtype);
 // "NaN or infinity", "the e8m0 NaN 0xFF", ...
 std::string_view insanity_text(Insanity insanity);
 
-// The same as a test that a device can make; that of kNone hits nothing.
-device::LaneTest lane_test_of(Insanity insanity);
+// The same as tests that a device can make: an element is insane that one of them hits.
+std::vector<device::LaneTest> lane_tests_of(Insanity insanity);
 
 // The index of the first element of `bytes` that is insane. `bytes` starts at an element; a last
 // incomplete element is ignored.

@@ -150,8 +150,10 @@ Status check_values(const StageJob& job) {
     const Insanity insanity = insanity_of(spec.name, spec.dtype);
     if (insanity == Insanity::kNone || !is_plain_copy(job.plan, step)) continue;
     std::byte* const at = job.staging.view(step.slot).address + step.offset_bytes;
-    searches.push_back({.range = {at, step.bytes}, .test = lane_test_of(insanity)});
-    steps.push_back(&step);
+    for (const device::LaneTest& test : lane_tests_of(insanity)) {
+      searches.push_back({.range = {at, step.bytes}, .test = test});
+      steps.push_back(&step);
+    }
   }
   HF_ASSIGN(const auto found, job.registry.device().find_lanes(searches));
   for (std::size_t i = 0; i < found.size(); ++i) {

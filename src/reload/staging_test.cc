@@ -86,10 +86,37 @@ TEST(Sanity, FindsTheFirstBadElementAtEveryPlaceAndNoGoodOne) {
   }
 }
 
+// Of every dtype that scales have: what is none, and zero and the largest, which are.
+TEST(Sanity, AScaleIsFiniteAndNotNegative) {
+  const std::vector<SanityCase> cases = {
+      {tensor::DType::kF32, 4, 0xBF800000, 0x7F7FFFFF}, {tensor::DType::kF32, 4, 0x80000000, 0},
+      {tensor::DType::kF32, 4, 0x7F800000, 0x3F800000}, {tensor::DType::kF16, 2, 0xBC00, 0x7BFF},
+      {tensor::DType::kF16, 2, 0x7E00, 0},              {tensor::DType::kBF16, 2, 0xBF80, 0x7F7F},
+      {tensor::DType::kBF16, 2, 0x7FC0, 0},             {tensor::DType::kF8E4M3, 1, 0x81, 0x7E},
+      {tensor::DType::kF8E4M3, 1, 0x7F, 0}};
+  for (const SanityCase& c : cases) {
+    const Insanity insanity = insanity_of("0.up_proj.weight_scale", c.dtype);
+    for (const std::size_t at : {0ul, 1ul, 1023ul, 1699ul}) {
+      std::vector<std::byte> bytes(1700 * c.width);
+      for (std::size_t i = 0; i < 1700; ++i) {
+        std::memcpy(&bytes[i * c.width], &c.largest_good, c.width);
+      }
+      EXPECT_EQ(find_insane(bytes, insanity), std::nullopt) << tensor::dtype_name(c.dtype);
+      std::memcpy(&bytes[at * c.width], &c.bad, c.width);
+      EXPECT_EQ(find_insane(bytes, insanity), at) << tensor::dtype_name(c.dtype) << c.bad;
+    }
+  }
+}
+
 TEST(Sanity, TakesU8ForExponentsOnlyWhenTheNameSaysScales) {
   for (const char* scales : {"mlp.experts.down_proj_scales", "block.1.mlp.mlp2_weight.scales",
                              "mlp.experts.down_proj.weight_scale"}) {
     EXPECT_EQ(insanity_of(scales, tensor::DType::kU8), Insanity::kE8M0Nan) << scales;
+  }
+  for (const char* scales : {"0.w1.weight_scale", "0.w1.weight_scale_inv", "0.w1.scales",
+                             "0.w1.weight_scale_2", "0.w1.input_global_scale",
+                             "0.w1.input_scale"}) {
+    EXPECT_EQ(insanity_of(scales, tensor::DType::kF32), Insanity::kF32Scale) << scales;
   }
   EXPECT_EQ(insanity_of("mlp.experts.down_proj_blocks", tensor::DType::kU8), Insanity::kNone);
   EXPECT_EQ(insanity_of("ids", tensor::DType::kI32), Insanity::kNone);

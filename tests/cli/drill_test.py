@@ -114,6 +114,7 @@ class Drill(harness.TestCase):
         done = run("drill", "--from", MODEL_A, "--to", MODEL_B, "--max-tokens", 12, "--json", path)
         self.check_done(done)
         self.assertIn("\nGREEN\n", done.out)
+        self.assertIn("weights, peak, extra of a reload", done.out)
         self.assertEqual(json.loads(path.read_text())["verdict"], "GREEN")
         self.assertEqual([p.name for p in self.scratch.iterdir()], ["report.json"])
 

@@ -6,6 +6,8 @@ all of this is skipped."""
 import json
 import os
 import pathlib
+import shutil
+import struct
 import unittest
 
 import harness
@@ -104,6 +106,58 @@ class Formats(harness.TestCase):
                        "--prompt", "ROMEO:")
             self.assertEqual(done.code, 1, name)
             self.assertRegex(done.err, "expert_activations none: .*input_scale", name)
+
+    def test_a_scale_that_is_negative_or_not_finite_is_refused_whatever_holds_it(self):
+        for name, scale in (("qwen3moe-awq", "up_proj.scales"),
+                            ("mixtral-w4a16", "w1.weight_scale"),
+                            ("qwen3moe-fp8-block", "up_proj.weight_scale_inv"),
+                            ("qwen3moe-modelopt-nvfp4", "up_proj.weight_scale"),
+                            ("qwen3moe-nvfp4", "up_proj.weight_global_scale"),
+                            ("mixtral-fp8-static", "w1.input_scale")):
+            model = self.scratch / name
+            shutil.copytree(FIXTURES / name, model)
+            path = next(model.glob("*.safetensors"))
+            path.chmod(0o644)
+            data = bytearray(path.read_bytes())
+            size = struct.unpack_from("<Q", data)[0]
+            header = json.loads(data[8:8 + size])
+            tensor = next(key for key in sorted(header) if key.endswith(scale))
+            width = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1}[header[tensor]["dtype"]]
+            last = 8 + size + header[tensor]["data_offsets"][0] + width - 1
+            for change in (lambda byte: byte | 0x80, lambda byte: 0x7F):  # the sign; then a NaN
+                whole = data[:]
+                whole[last] = change(whole[last])
+                whole[last - 1] |= 0x80 if width > 1 else 0
+                path.write_bytes(whole)
+                for backend in ("holdfast", "reference"):
+                    done = run("generate", "--model", model, "--prompt", "a", "--max-tokens", 1,
+                               "--experts", backend)
+                    self.check_fails(done, 1, f"tensor {tensor} ", "element 0 is no scale")
+
+    def test_a_group_index_that_cannot_be_is_refused_naming_the_expert(self):
+        model = self.copy_model(FIXTURES / "mixtral-gptq-act-order")
+        path = next(model.glob("*.safetensors"))
+        data = bytearray(path.read_bytes())
+        size = struct.unpack_from("<Q", data)[0]
+        tensor = json.loads(data[8:8 + size])["model.layers.1.block_sparse_moe.experts.2.w2.g_idx"]
+        struct.pack_into("<i", data, 8 + size + tensor["data_offsets"][0], 99)
+        path.write_bytes(data)
+        for backend in ("holdfast", "marlin-like", "reference"):
+            done = run("generate", "--model", model, "--prompt", "a", "--experts", backend)
+            self.check_fails(done, 1, "layers.1.experts.down", "expert 2: ", "is of group 99")
+
+    def test_two_conventions_of_one_scheme_are_both_named(self):
+        done = run("plan", "--model", FIXTURES / "qwen3moe-inc-mxfp4",
+                   "--to", FIXTURES / "qwen3moe-quark-mxfp4")
+        self.check_fails(done, 1, "expert format is mxfp4", "(weight_packed, as INC",
+                         "(weight, as Quark)")
+
+    def test_the_matrix_has_every_format_that_flags_can_make(self):
+        table = run("inspect", "--matrix").out
+        for scheme in ("bf16", "f16", "f32", "mxfp4", "mxfp8", "nvfp4", "fp8-block", "fp8-channel",
+                       "fp8-tensor", "int4"):
+            for activations in ("none", "mxfp8", "fp8-token", "fp8-token-group"):
+                self.assertIn(f"\n| {scheme} x {activations} |", table)
 
     def test_a_config_that_describes_far_more_than_the_files_hold_is_refused_at_once(self):
         model = self.copy_model(FIXTURES / "qwen3moe-bf16")

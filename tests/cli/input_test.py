@@ -40,6 +40,23 @@ WRONG_FLAGS = [
     (["drill", "--from", MODEL_A, "--to", MODEL_A, "--inject", "gremlins"],
      ["gremlins", "rebind-constants"]),
     (["frobnicate"], ["frobnicate"]),
+    # Flags that say nothing beside the others.
+    (["generate", "--model", MODEL_A, "--prompt", "x", "--quantize-group", "128"],
+     ["--quantize-group is for --quantize-experts int4"]),
+    (["drill", "--from", MODEL_A, "--to", MODEL_A, "--quantize-experts", "mxfp4",
+      "--quantize-group", "32"], ["--quantize-group is for --quantize-experts int4"]),
+    (["tokenize", "--model", MODEL_A, "--text", "x", "--skip-special"],
+     ["--skip-special is for --decode"]),
+    (["tokenize", "--model", MODEL_A, "--input", "-", "--decode", "--plain-text"],
+     ["--plain-text is for texts"]),
+    (["inspect", "--matrix", "--json"], ["--json is for", "--matrix"]),
+    (["inspect", "--matrix", "--tensors"], ["--tensors is for", "--matrix"]),
+    (["inspect", "--matrix", MODEL_A], ["directory is for", "--matrix"]),
+    (["census", "--model", MODEL_A, "--graphs", "-v"], ["--verbose", "--graphs"]),
+    (["verify", "--model", MODEL_A, "--digests", ""], ["--digests: an empty name"]),
+    (["verify", "--model", MODEL_A, "--write-digests", ""], ["--write-digests: an empty name"]),
+    (["generate", "--model", MODEL_A, "--prompt", "x", "-o", ""], ["--output: an empty name"]),
+    (["quantize", "--to", "mxfp4", MODEL_A, ""], ["directory: an empty name"]),
     ([], ["a command is required"]),
 ]
 

@@ -126,7 +126,8 @@ class Verify(harness.TestCase):
         self.assertIn("no.such.tensor", source["defects"][0])
 
     def test_malformed_digest_files_are_errors(self):
-        for text in ("", "[]", "{\"a\": 1}", "{\"a\": \"xyz\"}", "{\"a\": [[[\"b\"]]]}", "{\"a\""):
+        for text in ("", "[]", "{}", "{\"a\": 1}", "{\"a\": \"xyz\"}",
+                     "{\"a\": [[[\"b\"]]]}", "{\"a\""):
             with self.subTest(text=text):
                 path = self.write("digests.json", text)
                 self.check_fails(run("verify", "--model", MODEL_A, "--digests", path), 1,
