@@ -58,6 +58,10 @@ std::vector<std::pair<std::string, std::string>> describe_config(const config::M
     }
     rows.push_back({"quantised besides", std::move(value)});
   }
+  if (c.cache_scales.place != config::CacheScales::Place::kNone) {
+    rows.push_back({"cache scales", fmt::format("{}: kept and not used, keys and values are f32",
+                                                to_text(c.cache_scales))});
+  }
   if (!c.renormalise) rows.push_back({"expert weights", "of a softmax over all, as they are"});
   if (!c.dense_layers.empty()) {
     rows.push_back({"layers without experts", fmt::format("{}, of {}",

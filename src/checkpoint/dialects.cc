@@ -63,6 +63,11 @@ void add_attention(const ModelConfig& config, const config::LayerNames& names, B
   }
   builder.add_linear(names.attention_out, {config.hidden_size, query_width},
                      config.attention_bias);
+  if (!names.key_scale.empty()) {
+    const Shape scalar = config.cache_scales.have_axis ? Shape{1} : Shape{};
+    builder.add(names.key_scale, scalar, config.cache_scales.dtype);
+    builder.add(names.value_scale, scalar, config.cache_scales.dtype);
+  }
   if (config.attention_sinks) builder.add(names.sinks, {config.query_head_count});
   builder.add(names.post_attention_norm, {config.hidden_size});
 }

@@ -1,6 +1,7 @@
 #include "checkpoint/observed_format.h"
 
 #include "config/expert_tensors.h"
+#include "config/tensor_names.h"
 
 namespace holdfast::checkpoint {
 namespace {
@@ -52,6 +53,16 @@ config::ExpertFormat observe_format(const config::ModelConfig& config, const Fin
     }
   }
   return format;
+}
+
+config::CacheScales observe_cache_scales(const config::ModelConfig& config, const FindEntry& find) {
+  config::CacheScales scales = config.cache_scales;
+  if (scales.place == config::CacheScales::Place::kNone) return scales;
+  const TensorEntry* entry = find(config::layer_names(config, 0).key_scale);
+  if (entry == nullptr) return {};
+  if (is_plain_float(entry->dtype)) scales.dtype = entry->dtype;
+  scales.have_axis = entry->shape.rank() == 1;
+  return scales;
 }
 
 std::vector<std::string> observe_quantized_modules(const config::ModelConfig& config,

@@ -17,6 +17,9 @@ using FindEntry = std::function<const TensorEntry*(const std::string& name)>;
 // What does not fit at all is left to the account.
 config::ExpertFormat observe_format(const config::ModelConfig& config, const FindEntry& find);
 
+// `config`'s scales of a cache as the files have them, or none where they have none.
+config::CacheScales observe_cache_scales(const config::ModelConfig& config, const FindEntry& find);
+
 // Of `config`'s quantised modules those that the files do not have as plain values: what a
 // quantiser leaves alone of itself (routers, lm_head), not every config.json lists.
 std::vector<std::string> observe_quantized_modules(const config::ModelConfig& config,

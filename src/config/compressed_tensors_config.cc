@@ -142,9 +142,6 @@ Status check_the_rest(const JsonFields& fields) {
   if (status && *status != "compressed") {
     return unsupported(fields, "quantization_status", *status, "compressed");
   }
-  if (const auto cache = fields.find("kv_cache_scheme")) {
-    return unsupported(fields, "kv_cache_scheme", brief_json(*cache), "null");
-  }
   for (const char* key : {"sparsity_config", "transform_config"}) {
     HF_ASSIGN(const auto more, fields.optional_object(key));
     if (!more || more->object().size() == 0) continue;
@@ -176,7 +173,18 @@ Result<JsonFields> the_group(const JsonFields& fields) {
 
 }  // namespace
 
-Result<ExpertFormat> parse_compressed_tensors(const JsonFields& fields, KeptModules& kept) {
+Result<CacheScales> parse_cache_scheme(const JsonFields& fields, CacheScales::Place place) {
+  HF_ASSIGN(const auto scheme, fields.optional_object("kv_cache_scheme"));
+  if (!scheme || scheme->object().size() == 0) return CacheScales{};
+  HF_ASSIGN(const std::int64_t bits, scheme->required_int("num_bits", kBits));
+  HF_ASSIGN(const auto type, scheme->optional_text("type"));
+  if (bits == 8 && type == "float") return CacheScales{.place = place};
+  return unsupported(fields, "kv_cache_scheme", fmt::format("{} {}", type.value_or("null"), bits),
+                     "float 8, whose scales it does not need, and null");
+}
+
+Result<ExpertFormat> parse_compressed_tensors(const JsonFields& fields, KeptModules& kept,
+                                              CacheScales& cache) {
   HF_TRY(check_the_rest(fields));
   HF_ASSIGN(const JsonFields group, the_group(fields));
   if (const auto outputs = group.find("output_activations")) {
@@ -189,6 +197,7 @@ Result<ExpertFormat> parse_compressed_tensors(const JsonFields& fields, KeptModu
   HF_ASSIGN(const auto inputs, group.optional_object("input_activations"));
   HF_ASSIGN(format.activations, activation_scheme(inputs, format.scheme));
   HF_TRY(kept.add_list(fields, "ignore"));
+  HF_ASSIGN(cache, parse_cache_scheme(fields, CacheScales::Place::kAttention));
   return format;
 }
 

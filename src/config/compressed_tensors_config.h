@@ -8,7 +8,12 @@
 
 namespace holdfast::config {
 
-// Adds to `kept` what the group left alone.
-Result<ExpertFormat> parse_compressed_tensors(const JsonFields& fields, KeptModules& kept);
+// Adds to `kept` what the group left alone; `cache` becomes what is said of a quantised cache.
+Result<ExpertFormat> parse_compressed_tensors(const JsonFields& fields, KeptModules& kept,
+                                              CacheScales& cache);
+
+// `place` where kv_cache_scheme says that keys and values have FP8 scales of their own. Errors:
+// kUnsupported for other bits or types.
+Result<CacheScales> parse_cache_scheme(const JsonFields& fields, CacheScales::Place place);
 
 }  // namespace holdfast::config

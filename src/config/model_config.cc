@@ -99,6 +99,7 @@ std::vector<std::pair<std::string_view, std::string>> storage_fields(const Model
       {"expert scheme", text(expert_scheme_name(config.expert_format.scheme))},
       {"expert format", to_text(config.expert_format)},
       {"quantised modules", quantized_modules_text(config)},
+      {"cache scales", to_text(config.cache_scales)},
       {"norm_topk_prob", text(config.renormalise)},
       {"tie_word_embeddings", text(config.tied_embeddings)},
       {"dense layers", fmt::format("[{}]", fmt::join(config.dense_layers, ", "))},
@@ -123,6 +124,13 @@ std::string_view attention_kind_name(AttentionKind kind) {
     case AttentionKind::kSliding: return "sliding_attention";
   }
   return "unknown";
+}
+
+std::string to_text(const CacheScales& scales) {
+  if (scales.place == CacheScales::Place::kNone) return "none";
+  return fmt::format("of {}, {} {}",
+                     scales.place == CacheScales::Place::kAttention ? "attention" : "projections",
+                     tensor::dtype_name(scales.dtype), scales.have_axis ? "[1]" : "[]");
 }
 
 bool ModelConfig::is_dense(std::int64_t layer) const {

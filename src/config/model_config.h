@@ -43,6 +43,24 @@ struct SwigluConfig {
   friend bool operator==(const SwigluConfig&, const SwigluConfig&) = default;
 };
 
+// Scales of an FP8 cache that a publisher stores for each layer. This engine's cache is float32: it
+// keeps them as they are and does not use them.
+struct CacheScales {
+  enum class Place : std::uint8_t {
+    kNone,
+    kProjections,  // self_attn.k_proj.k_scale, self_attn.v_proj.v_scale (ModelOpt)
+    kAttention,    // self_attn.k_scale, self_attn.v_scale (compressed-tensors)
+  };
+  Place place = Place::kNone;
+  // What the files show (checkpoint/observed_format.h).
+  tensor::DType dtype = tensor::DType::kF32;
+  bool have_axis = false;  // shape [1] instead of []
+
+  friend bool operator==(const CacheScales&, const CacheScales&) = default;
+};
+// "none", "of projections, f32 []"
+std::string to_text(const CacheScales& scales);
+
 struct ModelConfig {
   Architecture architecture = Architecture::kGptOss;
   std::string model_type;  // as published, "gpt_oss"
@@ -72,6 +90,7 @@ struct ModelConfig {
   // The linear layers besides the experts that are stored in the experts' format, too, ascending
   // (config/linear_modules.h).
   std::vector<std::string> quantized_modules;
+  CacheScales cache_scales;
   std::vector<AttentionKind> layer_kinds;  // one per layer
   std::vector<std::int64_t> dense_layers;  // with one MLP in place of experts, ascending
   // Of generation_config.json where it states them, else of config.json; below vocab_size.

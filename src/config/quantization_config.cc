@@ -20,11 +20,12 @@ constexpr IntRange kGroupSize{-1, 1 << 20};
 constexpr std::int64_t kFp8BlockSide = 128;
 
 // What a format's parser needs: the quantization_config, the model that it belongs to, and where to
-// put the linear layers that are quantised besides the experts.
+// put what is quantised besides the experts: linear layers, and a cache.
 struct Source {
   const JsonFields& fields;
   const ModelConfig& model;
   std::vector<std::string>& modules;
+  CacheScales& cache;
 };
 
 // A field that must have one value; absent is fine unless `required`.
@@ -109,12 +110,24 @@ Result<ExpertFormat> parse_fp8(const Source& source) {
                       .dialect = ExpertDialect::kFp8Block};
 }
 
+// ModelOpt states the cache in either of two ways.
+Status find_modelopt_cache(const Source& source) {
+  constexpr auto kPlace = CacheScales::Place::kProjections;
+  HF_ASSIGN(source.cache, parse_cache_scheme(source.fields, kPlace));
+  HF_ASSIGN(const auto algorithm, source.fields.optional_text("kv_cache_quant_algo"));
+  if (!algorithm) return {};
+  if (*algorithm != "FP8") {
+    return unsupported(source.fields, "kv_cache_quant_algo", *algorithm, "FP8 and null");
+  }
+  source.cache = {.place = kPlace};
+  return {};
+}
+
 Result<ExpertFormat> parse_modelopt(const Source& source) {
   const JsonFields& fields = source.fields;
   HF_ASSIGN(const auto algorithm, fields.optional_text("quant_algo"));
   if (!algorithm) return fields.missing("quant_algo");
-  HF_TRY(require_nothing(fields, "kv_cache_scheme"));
-  HF_TRY(require_nothing(fields, "kv_cache_quant_algo"));
+  HF_TRY(find_modelopt_cache(source));
   KeptModules kept;
   HF_TRY(kept.add_list(fields, "ignore"));
   HF_TRY(kept.add_list(fields, "exclude_modules"));
@@ -310,7 +323,7 @@ Result<ExpertFormat> parse_awq(const Source& source) {
 
 Result<ExpertFormat> parse_compressed(const Source& source) {
   KeptModules kept;
-  HF_ASSIGN(const ExpertFormat format, parse_compressed_tensors(source.fields, kept));
+  HF_ASSIGN(const ExpertFormat format, parse_compressed_tensors(source.fields, kept, source.cache));
   source.modules = kept.others(source.model);
   return format;
 }
@@ -336,6 +349,7 @@ constexpr std::array<Method, 9> kMethods = {{
 Status parse_quantization(const JsonFields& fields, ModelConfig& config) {
   HF_ASSIGN(const auto quantization, fields.optional_object("quantization_config"));
   config.quantized_modules.clear();
+  config.cache_scales = {};
   if (!quantization) {
     config.expert_format = {.dialect = config.architecture == Architecture::kGptOss
                                            ? ExpertDialect::kGptOssHub
@@ -348,8 +362,10 @@ Status parse_quantization(const JsonFields& fields, ModelConfig& config) {
   for (const Method& method : kMethods) {
     if (*name == method.name) {
       std::vector<std::string> modules;
-      HF_ASSIGN(config.expert_format, method.parse({*quantization, config, modules}));
+      CacheScales cache;
+      HF_ASSIGN(config.expert_format, method.parse({*quantization, config, modules, cache}));
       config.quantized_modules = std::move(modules);
+      config.cache_scales = cache;
       return {};
     }
     known += fmt::format("{}{}", known.empty() ? "" : ", ", method.name);

@@ -7,7 +7,7 @@
 
 namespace holdfast::config {
 
-// Sets `config`'s expert_format and quantized_modules. `fields` is config.json; of `config` all
+// Sets `config`'s expert_format, quantized_modules and cache_scales. `fields` is config.json; of `config` all
 // sizes, the layers and which of them are dense must be filled in. Without a quantization_config
 // the experts are bf16, in the architecture's own layout. What the file does not say (dtypes of
 // scales) is the publisher's habit; modules are quantised that are not said to have been kept.

@@ -31,15 +31,24 @@ std::string format_of(const std::string& quantization,
   return parsed.ok() ? to_text(config.expert_format) : parsed.error().to_string();
 }
 
-// The linear layers that are quantised besides the experts.
-std::string modules_of(const std::string& quantization) {
+// What becomes of a model's config; the text of `of` it, or the error.
+template <typename Text>
+std::string parsed_of(const std::string& quantization, const Text& of) {
   simdjson::dom::parser parser;
   const std::string text = "{\"quantization_config\":" + quantization + "}";
   const auto fields = JsonFields::parse(parser, text, "config.json", {1 << 16, 16});
   if (!fields.ok()) return fields.error().to_string();
   ModelConfig config = model(Architecture::kQwen3Moe);
   const Status parsed = parse_quantization(*fields, config);
-  return parsed.ok() ? quantized_modules_text(config) : parsed.error().to_string();
+  return parsed.ok() ? of(config) : parsed.error().to_string();
+}
+// The linear layers that are quantised besides the experts.
+std::string modules_of(const std::string& quantization) {
+  return parsed_of(quantization, &quantized_modules_text);
+}
+std::string cache_of(const std::string& quantization) {
+  return parsed_of(quantization,
+                   [](const ModelConfig& config) { return to_text(config.cache_scales); });
 }
 const char* const kAttention =
     "self_attn.k_proj, self_attn.o_proj, self_attn.q_proj, self_attn.v_proj of layers 0-1";
@@ -110,9 +119,12 @@ TEST(QuantizationConfig, ModelOpt) {
   EXPECT_EQ(format_of(with(text, "NVFP4", "MXFP8")), "mxfp8, activations mxfp8, as fp8");
   EXPECT_THAT(format_of(with(text, "NVFP4", "W4A8_AWQ")),
               HasSubstr("quant_algo is W4A8_AWQ; this engine knows NVFP4, FP8, MXFP8"));
-  EXPECT_THAT(format_of(with(text, "\"quant_algo\"",
-                             "\"kv_cache_quant_algo\":\"FP8\",\"quant_algo\"")),
-              HasSubstr("kv_cache_quant_algo is \"FP8\"; this engine knows null"));
+  const std::string cache = with(text, "\"quant_algo\"",
+                                 "\"kv_cache_quant_algo\":\"FP8\",\"quant_algo\"");
+  EXPECT_EQ(cache_of(text), "none");
+  EXPECT_EQ(cache_of(cache), "of projections, f32 []");
+  EXPECT_THAT(cache_of(with(cache, "\"FP8\"", "\"NVFP4\"")),
+              HasSubstr("kv_cache_quant_algo is NVFP4; this engine knows FP8 and null"));
 }
 
 TEST(QuantizationConfig, Quark) {
@@ -258,8 +270,13 @@ TEST(CompressedTensors, WhatElseTheFilesMayHoldIsRefused) {
   const std::string plain = compressed(arguments(8, "float", "channel"), "null");
   EXPECT_THAT(format_of(with(plain, "\"compressed\"", "\"frozen\"")),
               HasSubstr("quantization_status is frozen"));
-  EXPECT_THAT(format_of(with(plain, "\"kv_cache_scheme\":null", "\"kv_cache_scheme\":{\"a\":1}")),
-              HasSubstr("kv_cache_scheme is {\"a\":1}; this engine knows null"));
+  const std::string cache = with(plain, "\"kv_cache_scheme\":null",
+                                 "\"kv_cache_scheme\":{\"num_bits\":8,\"type\":\"float\"}");
+  EXPECT_EQ(cache_of(plain), "none");
+  EXPECT_EQ(cache_of(cache), "of attention, f32 []");
+  EXPECT_THAT(cache_of(with(cache, "\"float\"}", "\"int\"}")),
+              HasSubstr("kv_cache_scheme is int 8; this engine knows float 8"));
+  EXPECT_THAT(cache_of(with(cache, "{\"num_bits\":8,", "{")), HasSubstr("num_bits is missing"));
   EXPECT_THAT(format_of(with(plain, "\"ignore\"", "\"sparsity_config\":{\"format\":\"sparse-24\"},"
                                                   "\"ignore\"")),
               HasSubstr("sparsity_config is"));

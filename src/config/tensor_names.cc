@@ -55,6 +55,11 @@ LayerNames layer_names(const ModelConfig& config, std::int64_t layer) {
   names.sinks = attention + "sinks";
   names.query_norm = attention + "q_norm.weight";
   names.key_norm = attention + "k_norm.weight";
+  if (config.cache_scales.place != CacheScales::Place::kNone) {
+    const bool projections = config.cache_scales.place == CacheScales::Place::kProjections;
+    names.key_scale = attention + (projections ? "k_proj.k_scale" : "k_scale");
+    names.value_scale = attention + (projections ? "v_proj.v_scale" : "v_scale");
+  }
   names.router = prefix + router_name(config.architecture);
   names.gate = prefix + "mlp.gate_proj";
   names.up = prefix + "mlp.up_proj";

@@ -26,6 +26,7 @@ struct LayerNames {
   std::string attention_out;                    // linear
   std::string sinks;                            // [query heads]
   std::string query_norm, key_norm;             // [head_dim]
+  std::string key_scale, value_scale;           // of a quantised cache; empty without
   std::string router;                           // linear
   std::string gate, up, down;                   // linear, of a layer without experts
 };

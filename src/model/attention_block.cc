@@ -14,6 +14,24 @@ using tensor::Shape;
 
 namespace {
 
+// Scalars that no kernel reads: they are kept so that every published tensor has its place.
+Status define_cache_scales(storage::Registry& registry, const config::ModelConfig& config,
+                           const config::LayerNames& names, const std::string& slot) {
+  if (names.key_scale.empty()) return {};
+  const DType dtype = config.cache_scales.dtype;
+  const Shape shape = config.cache_scales.have_axis ? Shape{1} : Shape{};
+  for (const auto& [name, published] : {std::pair{"attention.key_scale", names.key_scale},
+                                        std::pair{"attention.value_scale", names.value_scale}}) {
+    HF_ASSIGN(const SlotId id, registry.define({.name = slot + name,
+                                                .slot_class = SlotClass::kWeight,
+                                                .dtype = dtype,
+                                                .shape = shape,
+                                                .arena = {}}));
+    HF_TRY(registry.bind({.name = published, .dtype = dtype, .shape = shape, .slot = id}));
+  }
+  return {};
+}
+
 // One published layer of all three, or one of each.
 std::vector<Part> qkv_parts(const config::LayerNames& names, std::int64_t q, std::int64_t kv) {
   if (names.qkv.size() == 1) return {{names.qkv[0], q + 2 * kv}};
@@ -48,6 +66,7 @@ Result<AttentionBlock> AttentionBlock::define(storage::Registry& registry,
                                                  .parts = qkv_parts(names, q, kv),
                                                  .inputs = hidden,
                                                  .bias = traits.bias}));
+  HF_TRY(define_cache_scales(registry, config, names, slot));
   if (traits.head_norm) {
     HF_ASSIGN(block.query_norm_, vector("attention.query_norm.weight", names.query_norm, dim));
     HF_ASSIGN(block.key_norm_, vector("attention.key_norm.weight", names.key_norm, dim));

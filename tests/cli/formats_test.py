@@ -76,6 +76,13 @@ class Formats(harness.TestCase):
                          r"\(their publisher quantises them: fp8-token-group\)")
         self.assertNotIn("quantised besides", run("inspect", FIXTURES / "qwen3moe-awq").out)
 
+    def test_scales_of_a_quantised_cache_are_kept_and_not_used(self):
+        for name, scales in (("qwen3moe-modelopt-nvfp4-attention", "of projections, f32 []"),
+                             ("qwen3moe-fp8-channel-attention", "of attention, bf16 [1]")):
+            done = run("inspect", FIXTURES / name)
+            self.check_done(done)
+            self.assertIn(f"{scales}: kept and not used", done.out)
+
     def check_defect(self, name, change, *words):
         """`change` is given each file's name and bytes."""
         model = self.copy_model(FIXTURES / name)
