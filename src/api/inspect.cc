@@ -58,6 +58,10 @@ std::vector<std::pair<std::string, std::string>> describe_config(const config::M
     }
     rows.push_back({"quantised besides", std::move(value)});
   }
+  if (c.plain_dtype != tensor::DType::kBF16) {
+    rows.push_back({"all else", fmt::format("{}, rounded once to bf16 as it is loaded",
+                                            tensor::dtype_name(c.plain_dtype))});
+  }
   if (c.cache_scales.place != config::CacheScales::Place::kNone) {
     rows.push_back({"cache scales", fmt::format("{}: kept and not used, keys and values are f32",
                                                 to_text(c.cache_scales))});

@@ -201,6 +201,7 @@ Result<std::unique_ptr<Checkpoint>> Checkpoint::open_for_inspection(const std::s
   };
   config::ModelConfig& config = checkpoint->config_;
   config.expert_format = observe_format(config, entry_of);
+  config.plain_dtype = observe_plain_dtype(config, entry_of);
   config.cache_scales = observe_cache_scales(config, entry_of);
   config.quantized_modules = observe_quantized_modules(config, entry_of);
   HF_TRY(check_experts_count(checkpoint->config_, checkpoint->tensors_.size(), directory));

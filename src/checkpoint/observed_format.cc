@@ -55,6 +55,11 @@ config::ExpertFormat observe_format(const config::ModelConfig& config, const Fin
   return format;
 }
 
+DType observe_plain_dtype(const config::ModelConfig& config, const FindEntry& find) {
+  const TensorEntry* entry = find(config::tensor_names(config).embedding);
+  return entry != nullptr && is_plain_float(entry->dtype) ? entry->dtype : DType::kBF16;
+}
+
 config::CacheScales observe_cache_scales(const config::ModelConfig& config, const FindEntry& find) {
   config::CacheScales scales = config.cache_scales;
   if (scales.place == config::CacheScales::Place::kNone) return scales;

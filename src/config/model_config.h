@@ -91,6 +91,8 @@ struct ModelConfig {
   // (config/linear_modules.h).
   std::vector<std::string> quantized_modules;
   CacheScales cache_scales;
+  // How the files have what is bf16 here: f16 and f32 are rounded once as they come.
+  tensor::DType plain_dtype = tensor::DType::kBF16;
   std::vector<AttentionKind> layer_kinds;  // one per layer
   std::vector<std::int64_t> dense_layers;  // with one MLP in place of experts, ascending
   // Of generation_config.json where it states them, else of config.json; below vocab_size.

@@ -70,6 +70,9 @@ struct PlanOptions {
   Scope scope = {};
   std::vector<DeclaredCast> casts = {};
   ConstantsPolicy constants = ConstantsPolicy::kRefuse;
+  // What bf16 parameters may also come as, because the live model's files have them so. Set by
+  // make_plan.
+  tensor::DType plain_dtype = tensor::DType::kBF16;
   // With kApply: the constant slots' new bytes by slot name.
   std::map<std::string, std::vector<std::byte>> constant_values = {};
   UndoPolicy undo = UndoPolicy::kNone;

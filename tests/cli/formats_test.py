@@ -83,6 +83,11 @@ class Formats(harness.TestCase):
             self.check_done(done)
             self.assertIn(f"{scales}: kept and not used", done.out)
 
+    def test_inspect_says_that_what_is_f16_is_rounded(self):
+        done = run("inspect", FIXTURES / "mixtral-gptq-act-order-attention")
+        self.check_done(done)
+        self.assertRegex(done.out, "all else +f16, rounded once to bf16")
+
     def check_defect(self, name, change, *words):
         """`change` is given each file's name and bytes."""
         model = self.copy_model(FIXTURES / name)
