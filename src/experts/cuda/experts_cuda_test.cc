@@ -61,5 +61,35 @@ TEST(CudaExperts, EveryScaleDecodesExactly) {
   EXPECT_LT(worst(layer.forward(cpu, 0, 2), cpu.out()), 1e-4);
 }
 
+// Quark's gpt-oss: gate and up are one matrix of an expert, and a row's codes have one dimension.
+TEST(CudaExperts, QuarksCodesAreReadAsTheSameBlocks) {
+  HF_GPU_OR_SKIP(gpu);
+  const ExpertsShape shape{4, 2, 96, 64, 20};
+  config::ModelConfig model;
+  model.architecture = config::Architecture::kGptOss;
+  model.hidden_size = shape.hidden_size;
+  model.intermediate_size = shape.intermediate_size;
+  model.expert_count = shape.expert_count;
+  model.expert_format = {.scheme = config::ExpertScheme::kMxfp4,
+                         .dialect = config::ExpertDialect::kMxfp4PerExpert};
+  const ExpertsSpec spec{.slot_prefix = "layers.0.experts",
+                         .parameter_prefix = kTestPrefix,
+                         .format = model.expert_format,
+                         .tensors = config::expert_tensors(model).value(),
+                         .shape = shape};
+  TensorMaker maker(spec.format, 21);
+  Tensors tensors;
+  for (const config::ExpertTensor& tensor : spec.tensors) {
+    tensors.emplace(tensor.name, maker.make(tensor, shape.expert_count));
+  }
+  TestLayer cpu(ExpertsBackendKind::kReference, spec);
+  cpu.load(tensors);
+  cpu.randomize_rows(22);
+  cpu.forward(0, shape.max_rows).value();
+  GpuLayer layer(gpu, spec);
+  layer.load(tensors);
+  EXPECT_LT(worst(layer.forward(cpu, 0, shape.max_rows), cpu.out()), 1e-4);
+}
+
 }  // namespace
 }  // namespace holdfast::experts::testing

@@ -18,20 +18,21 @@ class GpuLayer {
  public:
   GpuLayer(device::Device& device, const config::ExpertFormat& format, const ExpertsShape& shape,
            const config::SwigluConfig& swiglu = {})
+      : GpuLayer(device, ExpertsSpec{.slot_prefix = "layers.0.experts",
+                                     .parameter_prefix = kTestPrefix,
+                                     .format = format,
+                                     .tensors = tensors_of(format, shape),
+                                     .shape = shape,
+                                     .swiglu = swiglu}) {}
+  GpuLayer(device::Device& device, const ExpertsSpec& spec)
       : device_(device),
         stream_(device.create_stream().value()),
         kernels_(ops::make_cuda_kernels()),
-        shape_(shape) {
+        shape_(spec.shape) {
+    const ExpertsShape& shape = spec.shape;
     backend_ = make_experts_backend(ExpertsBackendKind::kHoldfast, device::DeviceKind::kCuda);
     backend_->define_workspace(registry_, shape).value();
-    layer_ = backend_
-                 ->define(registry_, ExpertsSpec{.slot_prefix = "layers.0.experts",
-                                                 .parameter_prefix = kTestPrefix,
-                                                 .format = format,
-                                                 .tensors = tensors_of(format, shape),
-                                                 .shape = shape,
-                                                 .swiglu = swiglu})
-                 .value();
+    layer_ = backend_->define(registry_, spec).value();
     const std::int64_t n = shape.max_rows;
     x_ = operand("x", DType::kF32, {n, shape.hidden_size});
     ids_ = operand("ids", DType::kI32, {n, shape.experts_per_token});

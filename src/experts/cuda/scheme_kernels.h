@@ -20,7 +20,8 @@ struct SchemeMatrix {
   std::int64_t first_row = 0;
   std::int64_t input_major = 0;  // kBF16, kF16, kF32: [columns, rows]
   std::int64_t packing = 0;      // kInt4: tensor::Int4Packing
-  std::int64_t group = 0;        // kInt4
+  std::int64_t groups = 0;       // kInt4: of a row
+  std::int64_t per_group = 0;    // kInt4: ceil(2^32 / group), which stands in for a division
   std::int64_t scale_dtype = 0;  // tensor::DType of scales that are plain floats
   const std::byte* weights = nullptr;
   const std::byte* scales = nullptr;

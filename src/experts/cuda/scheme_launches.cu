@@ -34,7 +34,7 @@ SchemeKernels kernels_for(const SchemeMatrix& m) {
       if (is_whole(m, 32)) return nvfp4_kernels();
       break;
     case ExpertScheme::kInt4:
-      if (m.group_index == nullptr && m.group % 32 == 0) {
+      if (m.group_index == nullptr && m.columns / m.groups % 32 == 0) {
         return m.packing == kAwqPacking ? awq_kernels() : int4_kernels();
       }
       break;

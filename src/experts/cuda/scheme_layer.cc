@@ -195,7 +195,8 @@ class SchemeLayer final : public ExpertsLayer {
                    .first_row = fused ? index : 0,
                    .input_major = weight.input_major ? 1 : 0,
                    .packing = static_cast<std::int64_t>(int4_packing(spec_.format)),
-                   .group = spec_.format.group_size,
+                   .groups = 0,
+                   .per_group = 0,
                    .scale_dtype = static_cast<std::int64_t>(part.scales.dtype),
                    .weights = part.weights.address,
                    .scales = part.scales.address,
@@ -203,6 +204,10 @@ class SchemeLayer final : public ExpertsLayer {
                    .group_index = part.group_index.as<const std::int32_t>(),
                    .alpha = part.alpha.as<const float>(),
                    .bias = part.bias.as<const std::uint16_t>()};
+    if (const std::int64_t group = spec_.format.group_size; group > 0) {
+      part.matrix.groups = part.matrix.columns / group;
+      part.matrix.per_group = ((std::int64_t{1} << 32) + group - 1) / group;
+    }
     return part;
   }
 
@@ -226,12 +231,24 @@ Status define_inputs(Registry& registry, const ExpertsSpec& spec, CudaWorkspace&
   return {};
 }
 
+// What group_of_column (scheme_values.cuh) can divide.
+Status check_group(const ExpertsSpec& spec) {
+  const std::int64_t longest = std::max(spec.shape.hidden_size, spec.shape.intermediate_size);
+  if (spec.format.group_size == 0 || longest < (std::int64_t{1} << 32) / spec.format.group_size) {
+    return {};
+  }
+  return make_error(ErrorCode::kUnsupported,
+                    "{}: {} inputs in groups of {}: their product must be below 2^32 on CUDA",
+                    spec.slot_prefix, longest, spec.format.group_size);
+}
+
 }  // namespace
 
 Result<std::unique_ptr<ExpertsLayer>> define_scheme_layer(Registry& registry,
                                                           const ExpertsSpec& spec,
                                                           CudaWorkspace& workspace) {
   HF_TRY(check_workspace(spec, workspace.shape));
+  HF_TRY(check_group(spec));
   LayerParameters layer(registry, spec);
   const Product gate_up = gate_up_product(spec);
   LayerSlots slots;

@@ -18,6 +18,11 @@ constexpr auto kMinusOnePacking = static_cast<std::int64_t>(tensor::Int4Packing:
 // Which nibble of a word AWQ has row r % 8 in.
 __device__ inline int awq_nibble(int r) { return r % 2 * 4 + r / 2; }
 
+// column / group, exactly while column * group is below 2^32.
+__device__ inline std::int64_t group_of_column(const SchemeMatrix& m, std::int64_t column) {
+  return __umulhi(static_cast<unsigned>(column), static_cast<unsigned>(m.per_group));
+}
+
 // Of one expert's row; `group` of `groups`.
 struct Int4Scales {
   float scale;
@@ -25,7 +30,7 @@ struct Int4Scales {
 };
 __device__ inline Int4Scales int4_scales(const SchemeMatrix& m, std::int64_t expert,
                                          std::int64_t row, std::int64_t group) {
-  const std::int64_t groups = m.columns / m.group;
+  const std::int64_t groups = m.groups;
   const bool by_row = m.packing == kRowPacking;
   const std::int64_t first = expert * m.rows * groups;
   Int4Scales out{
@@ -56,8 +61,7 @@ struct Int4Row {
   int expert, row;
 };
 __device__ inline Int4Scales scales_of(const SchemeMatrix& m, const Int4Row& row, int column) {
-  return int4_scales(m, row.expert, row.row,
-                     static_cast<unsigned>(column) / static_cast<unsigned>(m.group));
+  return int4_scales(m, row.expert, row.row, group_of_column(m, column));
 }
 
 // Words of 8 codes along the inputs, where a group's columns are whole words of 32.
@@ -221,7 +225,7 @@ struct AnyMatrix {
   __device__ static float int4_value(const SchemeMatrix& m, std::int64_t expert, std::int64_t row,
                                      std::int64_t k) {
     const std::int64_t group =
-        m.group_index != nullptr ? m.group_index[expert * m.columns + k] : k / m.group;
+        m.group_index != nullptr ? m.group_index[expert * m.columns + k] : group_of_column(m, k);
     const Int4Scales scales = int4_scales(m, expert, row, group);
     const std::int64_t first = expert * m.rows * m.columns / 8;
     std::int64_t word = k / 8 * m.rows + row;
