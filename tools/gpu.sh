@@ -2,15 +2,17 @@
 
 gpu_usage() {
   cat <<'TEXT'
-usage: ./dev gpu [--out DIR] [--tiny] [--prebuilt]
+usage: ./dev gpu [--out DIR] [--tiny] [--cutlass DIR] [--prebuilt]
 
 Builds the `cuda` preset (nvcc 13) and runs what needs a GPU, in this order: the tests named Cuda*
 of each folder; the small ones under compute-sanitizer; the drill on the tiny models, whole and with
 every fault, which must be RED, and in every published format; the drill at gpt-oss-20b's shape,
 likewise; and then the timings, of kernels and of reloads while requests decode. Prints a table
-last; logs and JSON go to DIR (default: build/gpu). --tiny leaves out what needs 28 GB of disk and
-80 GB of memory. Where there is no GPU the tests say that they were skipped, and so does the table.
-Ends with 1 when something failed.
+last; logs and JSON go to DIR (default: build/gpu). CUTLASS, for `--experts cutlass`, is what
+--cutlass or $HOLDFAST_CUTLASS says (its include directory), or comes with pip into build/cutlass;
+without it that backend's sections are left out, and the table says so. --tiny leaves out what needs
+28 GB of disk and 80 GB of memory. Where there is no GPU the tests say that they were skipped, and
+so does the table. Ends with 1 when something failed.
 --prebuilt takes build/cuda as it is, built elsewhere: time on a GPU is dearer than on a CPU.
 TEXT
 }
@@ -84,6 +86,41 @@ gpu_drills_formats() {
   done
 }
 
+# Sets gpu_cutlass to CUTLASS's include directory, or to nothing.
+gpu_find_cutlass() {
+  gpu_cutlass=${gpu_cutlass:-${HOLDFAST_CUTLASS:-}}
+  [ -z "$gpu_cutlass" ] || return 0
+  local to=build/cutlass
+  gpu_cutlass=$PWD/$to/cutlass_library/source/include
+  [ ! -e "$gpu_cutlass/cute/tensor.hpp" ] || return 0
+  mkdir -p $to
+  if ! { python3 -m pip download -q --disable-pip-version-check --no-deps -d $to \
+           nvidia-cutlass==4.2.0.0 &&
+         python3 -m zipfile -e $to/nvidia_cutlass-4.2.0.0-*.whl $to; } >$to/log 2>&1
+  then
+    say "No CUTLASS (build/cutlass/log says why): going on without --experts cutlass on CUDA."
+    gpu_cutlass=''
+  fi
+}
+
+# A packed backend: its slots are derived, so that there is something that can be stale.
+gpu_drills_cutlass() {
+  local from=models/gptoss-tiny-A to=models/gptoss-tiny-B fault strategy
+  if [[ $(build/cuda/experts_test --gtest_list_tests) != *CudaCutlassExperts* ]]; then
+    gpu_row drill-cutlass 'skipped: no CUTLASS' '' $SECONDS
+    return 0
+  fi
+  for strategy in remap copy stream; do
+    gpu_drill "drill-cutlass-$strategy" GREEN 60 --from $from --to $to --experts cutlass \
+      --commit $strategy
+  done
+  for fault in rebind-constants skip-layer stale-derived no-shuffle; do
+    gpu_drill "drill-cutlass-$fault" RED 60 --from $from --to $to --experts cutlass --inject $fault
+  done
+  gpu_section census-cutlass 60 build/cuda/cli/holdfast census --device cuda --model $from \
+    --experts cutlass --graphs
+}
+
 # A: random weights; B: those after a training step. Made while the small sections run.
 gpu_make_large() {
   (time build/cuda/cli/holdfast make-checkpoint --like gpt-oss-20b --seed 1 "$gpu_large/A" \
@@ -104,7 +141,8 @@ gpu_build() {
                     engine_bench gpu_reload)
   if [ -z "$1" ]; then
     ensure_packages build test bench
-    build_preset cuda "${targets[@]}" quantised_fixtures
+    gpu_find_cutlass
+    build_preset cuda "${targets[@]}" quantised_fixtures -- "-DHOLDFAST_CUTLASS=$gpu_cutlass"
     return
   fi
   local program
@@ -115,12 +153,14 @@ gpu_build() {
 
 dev_gpu() {
   gpu_out=build/gpu
+  gpu_cutlass=''
   local tiny='' prebuilt=''
   while [ $# -gt 0 ]; do
     case $1 in
       --out) gpu_out=${2:?./dev gpu: --out needs a directory}; shift ;;
       --tiny) tiny=yes ;;
       --prebuilt) prebuilt=yes ;;
+      --cutlass) gpu_cutlass=${2:?./dev gpu: --cutlass needs a directory}; shift ;;
       -h | --help) gpu_usage; return 0 ;;
       *) gpu_usage >&2; fail "gpu: unknown argument '$1'" ;;
     esac
@@ -148,7 +188,11 @@ dev_gpu() {
         --error-exitcode 9 "build/cuda/${folder}_test" --gtest_filter='Cuda*:-*2880*'
     done
   fi
-  if nvidia-smi >/dev/null 2>&1; then gpu_drills_tiny; gpu_drills_formats; fi
+  if nvidia-smi >/dev/null 2>&1; then
+    gpu_drills_tiny
+    gpu_drills_formats
+    gpu_drills_cutlass
+  fi
   if [ -n "$maker" ]; then
     if wait "$maker"; then
       gpu_row make-checkpoint passed '' "$started"

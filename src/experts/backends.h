@@ -17,6 +17,9 @@ std::unique_ptr<ExpertsBackend> make_trtllm_backend();
 std::unique_ptr<ExpertsBackend> make_marlin_backend();
 std::unique_ptr<ExpertsBackend> make_machete_backend();
 std::unique_ptr<ExpertsBackend> make_unquantised_backend();
+// `cutlass` on CUDA, where this build has CUTLASS. Asserts that it has.
+bool has_cutlass_gpu_backend();
+std::unique_ptr<ExpertsBackend> make_cutlass_gpu_backend();
 // Weights as the checkpoint holds them, tensor cores. Asserts that the build has CUDA.
 std::unique_ptr<ExpertsBackend> make_gpu_backend();
 

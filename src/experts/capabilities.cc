@@ -76,6 +76,7 @@ constexpr Entry kEntries[] = {
     {B::kCutlass, kCpu, S::kFp8Tensor, kStatic, kWider},
     {B::kCutlass, kCpu, S::kFp8Block, kGroup, kWider},
     {B::kCutlass, kCpu, S::kNvfp4, kFp4, kWider},
+    {B::kCutlass, kCuda, S::kMxfp4, kNone, kWider},
 
     {B::kTrtllm, kCpu, S::kBF16, kNone, kNative},
     {B::kTrtllm, kCpu, S::kMxfp4, kNone | kMx, kWider},
@@ -198,6 +199,7 @@ std::string experts_matrix() {
     columns.push_back({static_cast<ExpertsBackendKind>(i), kCpu});
   }
   columns.push_back({B::kHoldfast, kCuda});
+  columns.push_back({B::kCutlass, kCuda});
   std::string text = "| weights x activations |";
   std::string rule = "| --- |";
   for (const BackendOnDevice& column : columns) {

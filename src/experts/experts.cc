@@ -37,6 +37,14 @@ Result<ExpertsChoice> choose_experts_backend(const ExpertsQuery& query) {
     return make_error(ErrorCode::kUnsupported, "experts backend {}: scheme {}: {}", name,
                       config::expert_scheme_name(query.format.scheme), capability.reason);
   }
+  if (kind == ExpertsBackendKind::kCutlass && query.device == device::DeviceKind::kCuda &&
+      !has_cutlass_gpu_backend()) {
+    return make_error(ErrorCode::kUnsupported,
+                      "experts backend {} on cuda: this build has no CUTLASS; `pip download "
+                      "--no-deps nvidia-cutlass==4.2.0.0`, unzip the wheel, configure with "
+                      "-DHOLDFAST_CUTLASS=.../cutlass_library/source/include (`./dev gpu` does)",
+                      name);
+  }
   const Status fits = check_spec(ExpertsSpec{.slot_prefix = "experts",
                                              .format = query.format,
                                              .shape = query.shape});
@@ -55,7 +63,9 @@ Result<ExpertsChoice> choose_experts_backend(const ExpertsQuery& query) {
 
 std::unique_ptr<ExpertsBackend> make_experts_backend(ExpertsBackendKind kind,
                                                      device::DeviceKind device) {
-  if (device == device::DeviceKind::kCuda) return make_gpu_backend();
+  if (device == device::DeviceKind::kCuda) {
+    return kind == ExpertsBackendKind::kCutlass ? make_cutlass_gpu_backend() : make_gpu_backend();
+  }
   switch (kind) {
     case ExpertsBackendKind::kReference: return make_reference_backend();
     case ExpertsBackendKind::kHoldfast: return make_holdfast_backend();

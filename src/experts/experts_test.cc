@@ -9,6 +9,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "experts/backends.h"
 #include "experts/capabilities.h"
 #include "experts/test_rows.h"
 
@@ -434,6 +435,22 @@ TEST(ExpertsChoice, WhatNoBackendCanDoIsRefusedWithTheReason) {
   EXPECT_TRUE(choose_experts_backend(query).ok());
 }
 
+TEST(ExpertsChoice, CutlassOnCudaNeedsItsHeadersAndSaysWhereTheyAre) {
+  const auto choice =
+      choose_experts_backend({.device = device::DeviceKind::kCuda,
+                              .format = {.scheme = kMxfp4},
+                              .shape = {32, 4, 2880, 2880, 64},
+                              .requested = ExpertsBackendKind::kCutlass});
+  if (has_cutlass_gpu_backend()) {
+    EXPECT_EQ(choice.value().kind, ExpertsBackendKind::kCutlass);
+    return;
+  }
+  ASSERT_FALSE(choice.ok());
+  EXPECT_EQ(choice.error().code(), ErrorCode::kUnsupported);
+  EXPECT_NE(choice.error().message().find("nvidia-cutlass==4.2.0"), std::string::npos);
+  EXPECT_NE(choice.error().message().find("-DHOLDFAST_CUTLASS="), std::string::npos);
+}
+
 TEST(ExpertsChoice, EveryPairRunsOnBothDevicesAndWhatDoesNotSaysWhy) {
   for (const SchemePair& pair : all_scheme_pairs()) {
     const config::ExpertFormat format{.scheme = pair.weights, .activations = pair.activations};
@@ -455,7 +472,9 @@ TEST(ExpertsChoice, EveryPairRunsOnBothDevicesAndWhatDoesNotSaysWhy) {
   EXPECT_EQ(reason(B::kMachete, device::DeviceKind::kCpu, kMxfp4, A::kNone), "no such weights");
   EXPECT_EQ(reason(B::kCutlass, device::DeviceKind::kCpu, kMxfp4, A::kFp8Static),
             "with activations none, mxfp8 only");
-  EXPECT_EQ(reason(B::kCutlass, device::DeviceKind::kCuda, kMxfp4, A::kNone),
+  EXPECT_EQ(reason(B::kCutlass, device::DeviceKind::kCuda, kMxfp4, A::kMxfp8),
+            "with activations none only");
+  EXPECT_EQ(reason(B::kMarlin, device::DeviceKind::kCuda, kMxfp4, A::kNone),
             "kernels for the cpu only");
 }
 

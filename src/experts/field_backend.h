@@ -37,3 +37,10 @@ std::unique_ptr<ExpertsBackend> make_backend(const Description& description);
 inline constexpr const char* kSyncArena = "experts.sync";
 
 }  // namespace holdfast::experts::field
+
+namespace holdfast::experts {
+
+// The same packing and constants on every device.
+field::Description cutlass_description();
+
+}  // namespace holdfast::experts

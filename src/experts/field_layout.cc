@@ -9,6 +9,8 @@ constexpr std::int64_t kEpilogueRows = 128;
 constexpr std::int64_t kMarlinRows = 64;
 constexpr std::int64_t kMarlinUnits = 2;
 constexpr std::int64_t kMacheteUnits = 16;
+constexpr std::int64_t kWarpRows = 8;
+constexpr std::int64_t kWarpUnits = 16;
 
 // Of row r among 64: those with one remainder modulo 8 stand together.
 std::int64_t marlin_row(std::int64_t r) { return r % 8 * 8 + r / 8; }
@@ -31,16 +33,32 @@ std::int64_t FieldLayout::place(std::int64_t row, std::int64_t unit) const {
     case FieldOrder::kMacheteBlock:
       return (unit / kMacheteUnits * rows + row) * kMacheteUnits +
              ((unit ^ row) & (kMacheteUnits - 1));
+    case FieldOrder::kWarpTile: {
+      const std::int64_t tile = row / kWarpRows * (units / kWarpUnits) + unit / kWarpUnits;
+      return (tile * kWarpRows + row % kWarpRows) * kWarpUnits + unit % kWarpUnits;
+    }
   }
   return row * units + unit;
 }
 
 std::int64_t FieldLayout::period_step() const {
+  if (order == FieldOrder::kWarpTile) return kWarpRows * kWarpUnits;
   return keeps_rows_together() ? kPeriod : rows * kPeriod;
 }
 
 bool FieldLayout::keeps_rows_together() const {
   return order == FieldOrder::kRowMajor || order == FieldOrder::kEpilogueTile;
+}
+
+std::int64_t FieldLayout::run() const {
+  switch (order) {
+    case FieldOrder::kRowMajor:
+    case FieldOrder::kEpilogueTile: return units;
+    case FieldOrder::kMarlinTile: return kMarlinUnits;
+    case FieldOrder::kMacheteBlock: return 1;
+    case FieldOrder::kWarpTile: return kWarpUnits;
+  }
+  return 1;
 }
 
 int nibble_place(FieldOrder order, int column) {
@@ -64,6 +82,16 @@ std::int64_t FieldScaleLayout::place(std::int64_t row, std::int64_t group) const
       return group * rows + row / kMarlinRows * kMarlinRows + marlin_row(row % kMarlinRows);
   }
   return row * groups + group;
+}
+
+std::int64_t FieldScaleLayout::run() const {
+  switch (order) {
+    case FieldScaleOrder::kRowMajor: return groups;
+    case FieldScaleOrder::kFold64x4:
+    case FieldScaleOrder::kSwizzle128x4: return 4;
+    case FieldScaleOrder::kMarlin: return 1;
+  }
+  return 1;
 }
 
 }  // namespace holdfast::experts

@@ -19,6 +19,9 @@ enum class FieldOrder : std::int64_t {
   // Blocks of 16 units, within a block row after row, its units exclusive-ored with the row number
   // modulo 16 (Machete: shared memory without bank conflicts).
   kMacheteBlock,
+  // Tiles of 8 rows x 16 units, those of 8 rows together: of MXFP4 codes 512 bytes, which a warp
+  // reads 16 bytes a lane, each lane the 32 codes of one scale.
+  kWarpTile,
 };
 
 enum class FieldScaleOrder : std::int64_t {
@@ -47,6 +50,8 @@ struct FieldLayout {
   std::int64_t period_step() const;
   // Whether a row's units stand side by side in their order.
   bool keeps_rows_together() const;
+  // So many units of a row, from a multiple of it on, stand one after another.
+  std::int64_t run() const;
 };
 
 // Which nibble of a word column i of its eight is: i itself; 0 4 1 5 2 6 3 7 for
@@ -61,6 +66,8 @@ struct FieldScaleLayout {
   std::int64_t groups = 0;
 
   std::int64_t place(std::int64_t row, std::int64_t group) const;
+  // So many groups of a row, from a multiple of it on, stand one after another.
+  std::int64_t run() const;
 };
 
 }  // namespace holdfast::experts

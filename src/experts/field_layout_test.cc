@@ -22,7 +22,8 @@ using testing::Tensors;
 using testing::TestLayer;
 
 constexpr FieldOrder kOrders[] = {FieldOrder::kRowMajor, FieldOrder::kEpilogueTile,
-                                  FieldOrder::kMarlinTile, FieldOrder::kMacheteBlock};
+                                  FieldOrder::kMarlinTile, FieldOrder::kMacheteBlock,
+                                  FieldOrder::kWarpTile};
 
 TEST(FieldLayout, EveryUnitHasAPlaceOfItsOwn) {
   for (const FieldOrder order : kOrders) {
@@ -53,6 +54,27 @@ TEST(FieldLayout, ARowsUnitsComeAgainAtOneDistanceEveryPeriod) {
   }
 }
 
+TEST(FieldLayout, UnitsOfARunStandOneAfterAnother) {
+  for (const FieldOrder order : kOrders) {
+    const FieldLayout layout{order, 256, 48};
+    const auto run = static_cast<int>(layout.run());
+    ASSERT_EQ(48 % run, 0);
+    for (int u = 0; u < 48; ++u) {
+      EXPECT_EQ(layout.place(77, u), layout.place(77, u / run * run) + u % run)
+          << static_cast<int>(order);
+    }
+  }
+}
+
+// What the CUDA kernel reads: a lane's 16 bytes are 32 columns of one row, a warp's 512 follow.
+TEST(FieldLayout, AWarpTileIsEightRowsOfFourScales) {
+  const FieldLayout layout{FieldOrder::kWarpTile, 256, 48};
+  for (int lane = 0; lane < 32; ++lane) {
+    const std::int64_t first = layout.place(24 + lane / 4, 16 + lane % 4 * 4);
+    EXPECT_EQ(first, ((3 * 3 + 1) * 32 + lane) * 4);
+  }
+}
+
 TEST(FieldLayout, EveryColumnHasANibbleOfItsOwn) {
   for (const FieldOrder order : kOrders) {
     std::set<int> places;
@@ -71,6 +93,11 @@ TEST(FieldLayout, EveryScaleHasAPlaceOfItsOwn) {
     }
     EXPECT_TRUE(std::ranges::all_of(taken, [](int count) { return count == 1; }))
         << static_cast<int>(order);
+    const auto run = static_cast<int>(layout.run());
+    for (int g = 0; g < 12; ++g) {
+      EXPECT_EQ(layout.place(77, g), layout.place(77, g / run * run) + g % run)
+          << static_cast<int>(order);
+    }
   }
 }
 

@@ -1,5 +1,6 @@
 #include "experts/field_packing.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -110,10 +111,39 @@ Result<Elements> weight_elements(const Recipe& recipe, const TensorView& view) {
   return out;
 }
 
+// Whether a unit stands as it is published.
+bool moves_whole_units(const Recipe& recipe) {
+  const bool published = recipe.format.scheme == ExpertScheme::kMxfp4 ||
+                         recipe.format.scheme == ExpertScheme::kNvfp4;
+  return published && nibble_place(recipe.storage.order, 1) == 1;
+}
+
+// One expert's units of eight codes, a run at a time.
+void move_units(const Recipe& recipe, std::span<const TensorView> inputs, const TensorView& to) {
+  constexpr std::int64_t kUnitBytes = 4;
+  const std::int64_t units = recipe.columns / 8;
+  const FieldLayout layout{recipe.storage.order, recipe.padded_rows, recipe.padded_columns / 8};
+  std::memset(to.address, 0, to.bytes());
+  for (std::int64_t row = 0; row < layout.rows; ++row) {
+    const Recipe::From from = recipe.from(row);
+    if (from.source < 0) continue;
+    const std::byte* source = inputs[static_cast<std::size_t>(from.source)].address +
+                              from.row * units * kUnitBytes;
+    for (std::int64_t unit = 0; unit < units; unit += layout.run()) {
+      std::memcpy(to.address + layout.place(row, unit) * kUnitBytes, source + unit * kUnitBytes,
+                  static_cast<std::size_t>(std::min(layout.run(), units - unit) * kUnitBytes));
+    }
+  }
+}
+
 // Weights of one expert: inputs are, for each tensor of the product, itself, its group index where
 // there is one and its stated shape.
 Status pack_weights(const Recipe& recipe, std::span<const TensorView> inputs,
                     const TensorView& to) {
+  if (moves_whole_units(recipe)) {
+    move_units(recipe, inputs, to);
+    return {};
+  }
   std::vector<Elements> sources;
   std::vector<std::int32_t> order;
   for (std::size_t next = 0; next < inputs.size();) {
@@ -164,9 +194,10 @@ void place_rows(const Recipe& recipe, const std::vector<Elements>& sources,
     const Recipe::From from = recipe.from(row);
     if (from.source < 0) continue;
     const Elements& source = sources[static_cast<std::size_t>(from.source)];
-    for (std::int64_t group = 0; group < source.columns; ++group) {
+    for (std::int64_t group = 0; group < source.columns; group += layout.run()) {
+      const std::int64_t count = std::min(layout.run(), source.columns - group);
       std::memcpy(to.address + layout.place(row, group) * source.bytes,
-                  source.at(from.row, group), static_cast<std::size_t>(source.bytes));
+                  source.at(from.row, group), static_cast<std::size_t>(count * source.bytes));
     }
   }
 }
@@ -205,6 +236,9 @@ class ProductDefinition {
     const ExpertsShape& shape = layer.spec().shape;
     recipe_.format = layer.spec().format;
     recipe_.storage = storage;
+    if (recipe_.format.scheme == ExpertScheme::kMxfp4 && storage.mxfp4_order) {
+      recipe_.storage.order = *storage.mxfp4_order;
+    }
     recipe_.down = product.projections[0] == Projection::kDown;
     recipe_.fused = product.projections[0] == Projection::kGateUp;
     recipe_.rows = recipe_.down ? shape.hidden_size : shape.intermediate_size;

@@ -14,6 +14,7 @@ namespace holdfast::experts::field {
 // What tells one backend's storage from another's.
 struct Storage {
   FieldOrder order = FieldOrder::kRowMajor;
+  std::optional<FieldOrder> mxfp4_order = {};  // where it is another
   Halves halves = Halves::kGateFirst;
   FieldScaleOrder e8m0_scales = FieldScaleOrder::kRowMajor;
   FieldScaleOrder other_scales = FieldScaleOrder::kRowMajor;

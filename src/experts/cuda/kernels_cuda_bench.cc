@@ -5,6 +5,7 @@
 
 #include <cstdio>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "base/rng.h"
@@ -134,14 +135,19 @@ void bench_attention(device::Device& gpu, std::int64_t window) {
   }
 }
 
-void bench_experts(device::Device& gpu) {
+void bench_experts(device::Device& gpu, ExpertsBackendKind kind) {
   Bench bench(gpu);
   const ExpertsShape shape{32, 4, 2880, 2880, 256};
-  storage::Registry registry;
-  const auto backend =
-      make_experts_backend(ExpertsBackendKind::kHoldfast, device::DeviceKind::kCuda);
-  backend->define_workspace(registry, shape).value();
   const config::ExpertFormat format = testing::format_of(config::ExpertScheme::kMxfp4);
+  const auto choice = choose_experts_backend(
+      {.device = device::DeviceKind::kCuda, .format = format, .shape = shape, .requested = kind});
+  if (!choice.ok()) {
+    std::printf("%s\n", choice.error().to_string().c_str());
+    return;
+  }
+  storage::Registry registry;
+  const auto backend = make_experts_backend(kind, device::DeviceKind::kCuda);
+  backend->define_workspace(registry, shape).value();
   std::vector<std::unique_ptr<ExpertsLayer>> layers;
   for (int i = 0; i < kLayers; ++i) {
     layers.push_back(backend->define(registry,
@@ -158,7 +164,7 @@ void bench_experts(device::Device& gpu) {
   }
   for (const storage::Slot& slot : registry.slots()) {
     std::vector<std::byte> bytes(slot.range.bytes);
-    const bool scales = slot.spec.name.find("scales") != std::string::npos;
+    const bool scales = slot.spec.name.find("scale") != std::string::npos;
     for (auto& byte : bytes) {
       byte = scales ? std::byte{120} : static_cast<std::byte>(bench.rng().next());
     }
@@ -187,7 +193,8 @@ void bench_experts(device::Device& gpu) {
       for (const auto& layer : layers) layer->forward(bench.context(), args).value();
     });
     const auto experts = static_cast<double>(std::count(hit.begin(), hit.end(), true));
-    report("experts (4 kernels)", rows, ms / kLayers, experts * 3 * 2880 * 2880 * 17 / 32);
+    const std::string name = "experts, " + std::string(experts_backend_name(kind));
+    report(name.c_str(), rows, ms / kLayers, experts * 3 * 2880 * 2880 * 17 / 32);
   }
   registry.close();
 }
@@ -205,7 +212,8 @@ void run_gpu(benchmark::State& state) {
     bench_linear(**device, "lm_head 2880 -> 201088", 2880, 201088);
     bench_attention(**device, 0);
     bench_attention(**device, 128);
-    bench_experts(**device);
+    bench_experts(**device, ExpertsBackendKind::kHoldfast);
+    bench_experts(**device, ExpertsBackendKind::kCutlass);
   }
 }
 BENCHMARK(run_gpu)->Iterations(1);
