@@ -402,6 +402,8 @@ Status check_company(const CLI::App& command, const CommandLine& line) {
     return Error(ErrorCode::kInvalidArgument,
                  fmt::format("{}: {} {}", line.command, flag, reason));
   }
+  const auto parts = command.get_subcommands();  // those that were given: of `bench serve`
+  if (!parts.empty()) return check_company(*parts.front(), line);
   for (const CLI::Option* option : command.get_options()) {
     const std::string& type = option->get_type_name();
     if (option->count() == 0 || (type != "FILE" && type != "DIR" && type != "OUT")) continue;

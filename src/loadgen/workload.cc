@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "base/error.h"
 #include "base/rng.h"
@@ -49,6 +50,15 @@ Status check_sizes(const BenchOptions& options) {
   }
   if (!(options.request_rate >= 0)) {
     return wrong("--request-rate", options.request_rate, "0 or more");
+  }
+  if (!(options.timeout_s > 0)) return wrong("--timeout", options.timeout_s, "more than 0");
+  const std::pair<const char*, std::int64_t> counts[] = {
+      {"--max-concurrency", options.max_concurrency},
+      {"--max-retries", options.max_retries},
+      {"--reloads", options.reloads},
+      {"--verify-spans", options.verify_spans}};
+  for (const auto& [option, count] : counts) {
+    if (outside(count, 0, kMany)) return wrong(option, count, "0 to 1e7");
   }
   return {};
 }

@@ -57,6 +57,10 @@ WRONG_FLAGS = [
     (["verify", "--model", MODEL_A, "--write-digests", ""], ["--write-digests: an empty name"]),
     (["generate", "--model", MODEL_A, "--prompt", "x", "-o", ""], ["--output: an empty name"]),
     (["quantize", "--to", "mxfp4", MODEL_A, ""], ["directory: an empty name"]),
+    (["bench", "serve", "--save-result", ""], ["--save-result: an empty name"]),
+    (["bench", "serve", "--verify-spans", "-1"], ["--verify-spans is -1"]),
+    (["bench", "serve", "--reloads", "-2"], ["--reloads is -2"]),
+    (["bench", "serve", "--timeout", "0"], ["--timeout is 0"]),
     ([], ["a command is required"]),
 ]
 
