@@ -84,11 +84,16 @@ Result<std::vector<Event>> EngineCore::step() {
   const StepBatch& batch = requests_->batch();
   if (!batch.rows.empty()) {
     HF_TRY(runtime_->run(batch));
-    HF_TRY(requests_->take_results(
-        [this](std::int64_t index) { return runtime_->logits(index); }, epoch(),
-        [this](Results::RowRange rows, std::vector<std::int16_t>& into) {
+    Results::Read read{
+        .logits = [this](std::int64_t index) { return runtime_->logits(index); },
+        .experts = [this](Results::RowRange rows, std::vector<std::int16_t>& into) {
           return runtime_->append_experts(rows.begin, rows.count, into);
-        }));
+        },
+        .choice = {}};
+    if (runtime_->chooses()) {
+      read.choice = [this](std::int64_t index) { return runtime_->choice(index); };
+    }
+    HF_TRY(requests_->take_results(read, epoch()));
   }
   return requests_->take_events();
 }

@@ -301,19 +301,22 @@ void RequestQueue::fill_batch(std::span<const StepChunk> chunks) {
     Sequence& sequence = *in_order_[chunk.sequence];
     chunks_.push_back({.sequence = &sequence, .begin = chunk.begin, .count = chunk.count});
     for (std::int64_t p = chunk.begin; p < chunk.begin + chunk.count; ++p) {
+      const bool wants_logits = sequence.wants_logits(p);
+      const auto choice = wants_logits ? results_.choice_of(sequence, p) : std::nullopt;
       batch_.rows.push_back({.token = sequence.tokens[static_cast<std::size_t>(p)],
                              .position = static_cast<std::int32_t>(p),
                              .sequence = sequence.row,
                              .kv_slot = kv_.slot_of(sequence.row, p),
-                             .wants_logits = sequence.wants_logits(p)});
+                             .wants_logits = wants_logits,
+                             .temperature = choice ? choice->temperature : 0.0f,
+                             .draw = choice ? choice->draw : 0.0});
     }
   }
 }
 
-Status RequestQueue::take_results(const Results::ReadLogits& read_logits, std::uint64_t epoch,
-                                  const Results::ReadExperts& read_experts) {
+Status RequestQueue::take_results(const Results::Read& read, std::uint64_t epoch) {
   count_step();
-  const Status taken = results_.take(chunks_, read_logits, epoch, read_experts);
+  const Status taken = results_.take(chunks_, read, epoch);
   for (const ComputedChunk& chunk : chunks_) {
     Sequence& sequence = *chunk.sequence;
     tell_keys(sequence);

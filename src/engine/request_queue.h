@@ -47,8 +47,7 @@ class RequestQueue {
   // The planned rows; empty when nothing runs.
   const StepBatch& batch() const { return batch_; }
   // After the planned step ran: callbacks, samples, ends. Parameters and errors: as Results::take.
-  Status take_results(const Results::ReadLogits& read_logits, std::uint64_t epoch,
-                      const Results::ReadExperts& read_experts = {});
+  Status take_results(const Results::Read& read, std::uint64_t epoch);
   std::vector<Event> take_events();
 
   // Weights have changed: no prefix of others is ever found again.

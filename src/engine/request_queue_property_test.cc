@@ -196,10 +196,12 @@ class RandomQueue {
     std::vector<float> logits;
     ASSERT_TRUE(queue_
                     .take_results(
-                        [&](std::int64_t index) -> Result<std::span<const float>> {
-                          logits = logits_of(wanted.at(static_cast<std::size_t>(index)));
-                          return std::span<const float>(logits);
-                        },
+                        {.logits = [&](std::int64_t index) -> Result<std::span<const float>> {
+                           logits = logits_of(wanted.at(static_cast<std::size_t>(index)));
+                           return std::span<const float>(logits);
+                         },
+                         .experts = {},
+                         .choice = {}},
                         epoch_)
                     .ok());
     take_events(false);

@@ -58,11 +58,13 @@ class Queue : public testing::Test {
   Status step(std::uint64_t epoch, std::map<std::int64_t, float> spoiled = {}) {
     HF_TRY(plan(epoch));
     return queue_.take_results(
-        [&](std::int64_t index) -> Result<std::span<const float>> {
-          logits_.assign(kVocab, 0.0f);
-          logits_[2] = spoiled.contains(index) ? spoiled.at(index) : 5.0f;
-          return std::span<const float>(logits_);
-        },
+        {.logits = [&](std::int64_t index) -> Result<std::span<const float>> {
+           logits_.assign(kVocab, 0.0f);
+           logits_[2] = spoiled.contains(index) ? spoiled.at(index) : 5.0f;
+           return std::span<const float>(logits_);
+         },
+         .experts = {},
+         .choice = {}},
         epoch);
   }
 

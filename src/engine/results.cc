@@ -37,8 +37,8 @@ PromptDetail& detail_of(Sequence& sequence) {
 Results::Results(Vocabulary vocabulary)
     : vocabulary_(std::move(vocabulary)), sampler_(vocabulary_.size) {}
 
-Status Results::take(std::span<const ComputedChunk> chunks, const ReadLogits& read_logits,
-                     std::uint64_t epoch, const ReadExperts& read_experts) {
+Status Results::take(std::span<const ComputedChunk> chunks, const Read& read,
+                     std::uint64_t epoch) {
   Status first_failure;
   const auto check = [&](Sequence& sequence, const Status& taken) {
     if (taken.ok()) return;
@@ -49,14 +49,14 @@ Status Results::take(std::span<const ComputedChunk> chunks, const ReadLogits& re
   for (const ComputedChunk& chunk : chunks) {
     Sequence& sequence = *chunk.sequence;
     const std::int64_t end = chunk.begin + chunk.count;
-    if (sequence.request.routed_experts && read_experts) {
-      check(sequence, take_experts(chunk, first_row, read_experts));
+    if (sequence.request.routed_experts && read.experts) {
+      check(sequence, take_experts(chunk, first_row, read.experts));
     }
     first_row += chunk.count;
     for (std::int64_t p = chunk.begin; p < end; ++p) {
       if (!sequence.wants_logits(p)) continue;
-      const std::int64_t index = logits_index++;
-      if (!sequence.ended) check(sequence, take_row(sequence, p, read_logits(index), epoch));
+      const Row row{.position = p, .index = logits_index++, .epoch = epoch};
+      if (!sequence.ended) check(sequence, take_row(sequence, row, read));
     }
     sequence.computed_tokens = end;
     sequence.taken_tokens = std::max(sequence.taken_tokens, end);
@@ -117,32 +117,50 @@ SampleInput Results::input_of(const Sequence& sequence) const {
   return input;
 }
 
-Status Results::take_row(Sequence& sequence, std::int64_t position,
-                         const Result<std::span<const float>>& read, std::uint64_t epoch) {
-  HF_ASSIGN(const std::span<const float> logits, read);
-  if (position < sequence.prompt_tokens && sequence.request.prompt_logits) {
-    sequence.request.prompt_logits(position, logits);
-  }
+std::optional<ChoiceInput> Results::choice_of(const Sequence& sequence,
+                                              std::int64_t position) const {
+  const bool gives_token = position + 1 >= sequence.prompt_tokens && sequence.output_limit > 0;
+  const bool is_shown = position < sequence.prompt_tokens && sequence.request.prompt_logits;
+  if (!gives_token || is_shown) return std::nullopt;
+  return Sampler::choosable(input_of(sequence));
+}
+
+Status Results::take_row(Sequence& sequence, const Row& row, const Read& read) {
   const auto failed = [&](const Error& error) {
     return make_error(error.code(), "request {}, position {}, epoch {}: {}", sequence.id.value,
-                      position, epoch, error.message());
+                      row.position, row.epoch, error.message());
   };
-  if (position + 1 < sequence.prompt_tokens) {
-    const Status taken = take_prompt_row(sequence, position, logits);
+  if (read.choice && choice_of(sequence, row.position)) {
+    HF_ASSIGN(const ops::Choice choice, read.choice(row.index));
+    Result<Sampled> sampled = Sampler::chosen(choice);
+    if (!sampled.ok()) return failed(sampled.error());
+    take_token(sequence, *std::move(sampled), row.epoch);
+    return {};
+  }
+  HF_ASSIGN(const std::span<const float> logits, read.logits(row.index));
+  if (row.position < sequence.prompt_tokens && sequence.request.prompt_logits) {
+    sequence.request.prompt_logits(row.position, logits);
+  }
+  if (row.position + 1 < sequence.prompt_tokens) {
+    const Status taken = take_prompt_row(sequence, row.position, logits);
     return taken.ok() ? taken : failed(taken.error());
   }
   if (sequence.output_limit == 0) return {};
   Result<Sampled> sampled = sampler_.sample(logits, input_of(sequence));
   if (!sampled.ok()) return failed(sampled.error());
-  sequence.tokens.push_back(sampled->id);
+  take_token(sequence, *std::move(sampled), row.epoch);
+  return {};
+}
+
+void Results::take_token(Sequence& sequence, Sampled sampled, std::uint64_t epoch) {
+  sequence.tokens.push_back(sampled.id);
   Event event;
-  event.token = Token{
-      .id = sampled->id, .logprob = sampled->logprob, .epoch = epoch, .rank = sampled->rank};
-  event.top_logprobs = std::move(sampled->top);
+  event.token =
+      Token{.id = sampled.id, .logprob = sampled.logprob, .epoch = epoch, .rank = sampled.rank};
+  event.top_logprobs = std::move(sampled.top);
   event.finish_reason = reason_to_finish(sequence);
   if (sequence.request.routed_experts) event.routed_experts = std::exchange(experts_, {});
   emit(sequence, std::move(event));
-  return {};
 }
 
 std::optional<FinishReason> Results::reason_to_finish(const Sequence& sequence) const {

@@ -39,13 +39,21 @@ class Results {
     std::int64_t count = 0;
   };
   using ReadExperts = std::function<Status(RowRange, std::vector<std::int16_t>&)>;
+  // The token that the device has taken from the n-th wanted row.
+  using ReadChoice = std::function<Result<ops::Choice>(std::int64_t)>;
+  struct Read {
+    ReadLogits logits;
+    ReadExperts experts;  // null: nobody gets any
+    ReadChoice choice;    // null: every token is taken here
+  };
 
   // After a step ran, with its chunks in the order of its rows: callbacks, samples, ends. Updates
-  // computed_tokens, taken_tokens and last_epoch. Without `read_experts` nobody gets any.
-  // Errors: kDevice when logits or experts cannot be read, kCorrupt when logits are not finite: the
-  // first such; those requests have ended (kAbort), the others went on.
-  Status take(std::span<const ComputedChunk> chunks, const ReadLogits& read_logits,
-              std::uint64_t epoch, const ReadExperts& read_experts = {});
+  // computed_tokens, taken_tokens and last_epoch. Rows of which the device's choice says all are
+  // not read. Errors: kDevice when something cannot be read, kCorrupt when logits are not finite:
+  // the first such; those requests have ended (kAbort), the others went on.
+  Status take(std::span<const ComputedChunk> chunks, const Read& read, std::uint64_t epoch);
+  // What the device needs to take the token that follows `position`; empty when it cannot.
+  std::optional<ChoiceInput> choice_of(const Sequence& sequence, std::int64_t position) const;
   // Ends a sequence without a token.
   void end(Sequence& sequence, FinishReason reason);
   // Back to its prompt; an event says so when anything has been told of it. Asserts that it has no
@@ -56,8 +64,14 @@ class Results {
   std::vector<Event> take_events();
 
  private:
-  Status take_row(Sequence& sequence, std::int64_t position,
-                  const Result<std::span<const float>>& read, std::uint64_t epoch);
+  // Of one wanted row.
+  struct Row {
+    std::int64_t position = 0;
+    std::int64_t index = 0;  // among the wanted ones
+    std::uint64_t epoch = 0;
+  };
+  Status take_row(Sequence& sequence, const Row& row, const Read& read);
+  void take_token(Sequence& sequence, Sampled sampled, std::uint64_t epoch);
   Status take_prompt_row(Sequence& sequence, std::int64_t position,
                          std::span<const float> logits);
   Status take_experts(const ComputedChunk& chunk, std::int64_t first_row,

@@ -62,24 +62,24 @@ class ResultsOfSteps : public testing::Test {
       if (row.wants_logits) wanted.push_back(row);
     }
     std::vector<float> logits;
-    ASSERT_TRUE(queue
-                    .take_results(
-                        [&](std::int64_t index) -> Result<std::span<const float>> {
-                          const StepRow& row = wanted.at(static_cast<std::size_t>(index));
-                          logits = logits_of(row.token, row.position);
-                          return std::span<const float>(logits);
-                        },
-                        1,
-                        [&](Results::RowRange range, std::vector<std::int16_t>& into) -> Status {
-                          expert_rows_read_ += range.count;
-                          for (std::int64_t r = range.begin; r < range.begin + range.count; ++r) {
-                            const StepRow& row = rows.at(static_cast<std::size_t>(r));
-                            const auto experts = experts_of(row.token, row.position);
-                            into.insert(into.end(), experts.begin(), experts.end());
-                          }
-                          return experts_error_ ? Status(*experts_error_) : Status();
-                        })
-                    .ok() == !experts_error_.has_value());
+    const auto read_logits = [&](std::int64_t index) -> Result<std::span<const float>> {
+      const StepRow& row = wanted.at(static_cast<std::size_t>(index));
+      logits = logits_of(row.token, row.position);
+      return std::span<const float>(logits);
+    };
+    const auto read_experts = [&](Results::RowRange range,
+                                  std::vector<std::int16_t>& into) -> Status {
+      expert_rows_read_ += range.count;
+      for (std::int64_t r = range.begin; r < range.begin + range.count; ++r) {
+        const StepRow& row = rows.at(static_cast<std::size_t>(r));
+        const auto experts = experts_of(row.token, row.position);
+        into.insert(into.end(), experts.begin(), experts.end());
+      }
+      return experts_error_ ? Status(*experts_error_) : Status();
+    };
+    const Status taken = queue.take_results(
+        {.logits = read_logits, .experts = read_experts, .choice = {}}, 1);
+    ASSERT_TRUE(taken.ok() == !experts_error_.has_value());
     for (Event& event : queue.take_events()) {
       Known& known = known_[event.request.value];
       EXPECT_FALSE(known.reason.has_value()) << "an event after the last";

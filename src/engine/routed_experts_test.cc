@@ -3,46 +3,12 @@
 
 #include <map>
 
-#include "device/cpu/cpu_device.h"
+#include "engine/read_device.h"
 #include "engine/test_support.h"
 #include "ops/ops.h"
 
 namespace holdfast::engine {
 namespace {
-
-// Memory that the host may only reach by write and read; counts the latter.
-class FarDevice final : public device::Device {
- public:
-  device::DeviceKind kind() const override { return inner_->kind(); }
-  std::string name() const override { return inner_->name(); }
-  std::size_t page_bytes() const override { return inner_->page_bytes(); }
-  Result<device::Memory> allocate(std::size_t bytes) override { return inner_->allocate(bytes); }
-  void free(device::Memory memory) override { inner_->free(memory); }
-  Status protect(device::Memory memory, device::Protection protection) override {
-    return inner_->protect(memory, protection);
-  }
-  Status exchange_backing(device::Memory a, device::Memory b) override {
-    return inner_->exchange_backing(a, b);
-  }
-  device::MemoryUsage usage() const override { return inner_->usage(); }
-  void reset_peak() override { inner_->reset_peak(); }
-  Status write(std::byte* to, const std::byte* from, std::size_t bytes) override {
-    return inner_->write(to, from, bytes);
-  }
-  Status read(std::byte* to, const std::byte* from, std::size_t bytes) override {
-    ++reads;
-    return inner_->read(to, from, bytes);
-  }
-  bool host_addressable() const override { return false; }
-  Result<std::unique_ptr<device::Stream>> create_stream(int workers) override {
-    return inner_->create_stream(workers);
-  }
-
-  int reads = 0;
-
- private:
-  std::unique_ptr<device::Device> inner_ = device::make_cpu_device();
-};
 
 // One request's, and its tokens.
 struct Routed {
@@ -157,7 +123,7 @@ TEST(RoutedExperts, AreTheSameAloneAndFromADeviceThatTheHostCannotAddress) {
   const auto core = open_core(test_options(model_a()));
   const auto requests = routed_requests();
   const auto together = run_routed(*core, requests);
-  const auto far = EngineCore::open(test_options(model_a()), std::make_unique<FarDevice>());
+  const auto far = EngineCore::open(test_options(model_a()), std::make_unique<ReadDevice>());
   ASSERT_TRUE(far.ok()) << far.error().to_string();
   const auto read_back = run_routed(**far, requests);
   for (std::size_t i = 0; i < requests.size(); ++i) {
@@ -171,8 +137,8 @@ TEST(RoutedExperts, AreTheSameAloneAndFromADeviceThatTheHostCannotAddress) {
 }
 
 TEST(RoutedExperts, AreReadOnceAStepAndOnlyWhenAsked) {
-  auto owned = std::make_unique<FarDevice>();
-  FarDevice& device = *owned;
+  auto owned = std::make_unique<ReadDevice>();
+  ReadDevice& device = *owned;
   const auto core = EngineCore::open(test_options(model_a()), std::move(owned)).value();
   std::vector<Request> requests = routed_requests();
   for (Request& request : requests) request.prompt_ids.resize(3);

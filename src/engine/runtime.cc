@@ -46,6 +46,7 @@ model::DecoderOptions Runtime::decoder_options() const {
           .experts_backend = settings_.experts,
           .device = device_->kind(),
           .expert_activations = settings_.expert_activations,
+          .chooses = !device_->host_addressable(),
           .quantize_experts = settings_.quantize_experts};
 }
 
@@ -73,6 +74,11 @@ Status Runtime::define() {
                                                           : make_kernels(settings_.kernels);
   column_.reserve(static_cast<std::size_t>(settings_.max_rows));
   if (!device_->host_addressable()) logits_.resize(static_cast<std::size_t>(config_.vocab_size));
+  if (chooses()) {
+    temperatures_.reserve(static_cast<std::size_t>(settings_.max_rows));
+    draws_.reserve(static_cast<std::size_t>(settings_.max_rows));
+    choices_.reserve(static_cast<std::size_t>(settings_.max_rows));
+  }
   return {};
 }
 
@@ -104,6 +110,7 @@ Status Runtime::capture() {
 
 Status Runtime::run(const StepBatch& batch) {
   has_expert_ids_ = false;
+  choices_.clear();
   HF_TRY(write_inputs(batch));
   HF_TRY(graphs_->replay(*stream_, static_cast<std::int64_t>(batch.rows.size())));
   return stream_->synchronize();
@@ -114,7 +121,7 @@ Status Runtime::write_inputs(const StepBatch& batch) {
   const auto write_column = [&](storage::SlotId slot, std::int32_t StepRow::* field) -> Status {
     column_.clear();
     for (const StepRow& row : batch.rows) column_.push_back(row.*field);
-    return write_input(slot, column_);
+    return write_input(slot, std::span<const std::int32_t>(column_));
   };
   HF_TRY(write_column(slots.token_ids, &StepRow::token));
   HF_TRY(write_column(slots.positions, &StepRow::position));
@@ -124,14 +131,30 @@ Status Runtime::write_inputs(const StepBatch& batch) {
   for (std::size_t i = 0; i < batch.rows.size(); ++i) {
     if (batch.rows[i].wants_logits) column_.push_back(static_cast<std::int32_t>(i));
   }
-  HF_TRY(write_input(slots.logit_rows, column_));
+  HF_TRY(write_input(slots.logit_rows, std::span<const std::int32_t>(column_)));
+  logit_count_ = std::ssize(column_);
   const std::int32_t row_count = static_cast<std::int32_t>(batch.rows.size());
-  const std::int32_t logit_count = static_cast<std::int32_t>(column_.size());
-  HF_TRY(write_input(slots.row_count, {&row_count, 1}));
-  return write_input(slots.logit_count, {&logit_count, 1});
+  const std::int32_t logit_count = static_cast<std::int32_t>(logit_count_);
+  HF_TRY(write_input(slots.row_count, std::span<const std::int32_t>(&row_count, 1)));
+  HF_TRY(write_input(slots.logit_count, std::span<const std::int32_t>(&logit_count, 1)));
+  return chooses() ? write_choice_inputs(batch) : Status();
 }
 
-Status Runtime::write_input(storage::SlotId slot, std::span<const std::int32_t> values) {
+Status Runtime::write_choice_inputs(const StepBatch& batch) {
+  temperatures_.clear();
+  draws_.clear();
+  for (const StepRow& row : batch.rows) {
+    if (!row.wants_logits) continue;
+    temperatures_.push_back(row.temperature);
+    draws_.push_back(row.draw);
+  }
+  const model::ChoiceSlots& slots = *decoder_->slots().choices;
+  HF_TRY(write_input(slots.temperatures, std::span<const float>(temperatures_)));
+  return write_input(slots.draws, std::span<const double>(draws_));
+}
+
+template <typename T>
+Status Runtime::write_input(storage::SlotId slot, std::span<const T> values) {
   const ops::TensorView view = registry_.view(slot);
   HF_ASSERT(values.size_bytes() <= view.bytes(), "the step is larger than its input slots");
   if (values.empty()) return {};
@@ -145,6 +168,17 @@ Result<std::span<const float>> Runtime::logits(std::int64_t index) {
   if (device_->host_addressable()) return std::span<const float>(row.as<const float>(), count);
   HF_TRY(device_->read(reinterpret_cast<std::byte*>(logits_.data()), row.address, row.bytes()));
   return std::span<const float>(logits_);
+}
+
+Result<ops::Choice> Runtime::choice(std::int64_t index) {
+  HF_ASSERT(index >= 0 && index < logit_count_, "no such row of logits");
+  if (choices_.empty()) {
+    choices_.resize(static_cast<std::size_t>(logit_count_));
+    const ops::TensorView view = registry_.view(decoder_->slots().choices->choices);
+    HF_TRY(device_->read(reinterpret_cast<std::byte*>(choices_.data()), view.address,
+                         choices_.size() * sizeof(ops::Choice)));
+  }
+  return choices_[static_cast<std::size_t>(index)];
 }
 
 Status Runtime::append_experts(std::int64_t row, std::int64_t count,

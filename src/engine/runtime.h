@@ -35,6 +35,10 @@ class Runtime {
   // Logits f32 [vocab] of the `index`-th row of the last batch that wanted them; valid until the
   // next call of logits or run. Errors: kDevice.
   Result<std::span<const float>> logits(std::int64_t index);
+  // Whether the device takes tokens; then choice(index) is the one that it has taken from that row,
+  // and without asking for logits none leave the device. Errors: kDevice.
+  bool chooses() const { return decoder_->slots().choices.has_value(); }
+  Result<ops::Choice> choice(std::int64_t index);
   // Appends which experts rows [row, row + count) of the last batch went to: i16 [count, layers,
   // experts per token], likeliest first. Errors: kDevice.
   Status append_experts(std::int64_t row, std::int64_t count, std::vector<std::int16_t>& into);
@@ -67,7 +71,9 @@ class Runtime {
               const std::function<void(const Progress&)>& progress);
   Status capture();
   Status write_inputs(const StepBatch& batch);
-  Status write_input(storage::SlotId slot, std::span<const std::int32_t> values);
+  Status write_choice_inputs(const StepBatch& batch);
+  template <typename T>
+  Status write_input(storage::SlotId slot, std::span<const T> values);
 
   std::unique_ptr<device::Device> device_;
   config::ModelConfig config_;
@@ -78,10 +84,14 @@ class Runtime {
   std::unique_ptr<device::Stream> stream_;
   std::unique_ptr<GraphSet> graphs_;
   std::vector<std::int32_t> column_;  // one input slot's values
+  std::vector<float> temperatures_;
+  std::vector<double> draws_;
   // Only where the host cannot read device memory.
   std::vector<float> logits_;
   std::vector<std::int32_t> expert_ids_;  // of the last batch, once somebody asked
   bool has_expert_ids_ = false;
+  std::int64_t logit_count_ = 0;       // of the last batch
+  std::vector<ops::Choice> choices_;   // of the last batch, once somebody asked
 };
 
 }  // namespace holdfast::engine

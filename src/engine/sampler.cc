@@ -8,6 +8,7 @@
 #include "base/assert.h"
 #include "base/error.h"
 #include "base/rng.h"
+#include "ops/choose_math.h"
 
 namespace holdfast::engine {
 
@@ -23,23 +24,46 @@ std::int32_t argmax(std::span<const float> logits) {
   return static_cast<std::int32_t>(best);
 }
 
+Error not_finite(std::size_t id, float logit) {
+  return make_error(ErrorCode::kCorrupt, "the logit of token {} is {}", id, logit);
+}
+
 Status check_finite(std::span<const float> logits) {
   for (std::size_t i = 0; i < logits.size(); ++i) {
-    if (!std::isfinite(logits[i])) {
-      return make_error(ErrorCode::kCorrupt, "the logit of token {} is {}", i, logits[i]);
-    }
+    if (!std::isfinite(logits[i])) return not_finite(i, logits[i]);
   }
   return {};
 }
 
+double draw_of(const SampleInput& input) {
+  return base::to_unit_interval(base::counter_draw(input.sampling.seed, input.output_index));
+}
+
+// Whether step 1 to 4 of Sampler::sample leave the logits as they are.
+bool changes_nothing(const SampleInput& input) {
+  const Sampling& sampling = input.sampling;
+  return sampling.allowed_token_ids.empty() && sampling.logit_bias.empty() &&
+         sampling.repetition_penalty == 1.0f && sampling.frequency_penalty == 0.0f &&
+         sampling.presence_penalty == 0.0f && input.masked[0].empty() && input.masked[1].empty();
+}
+
+// Whether the draw is over all tokens, as choose has it. Depends on the request alone.
+bool draws_over_all(const SampleInput& input) {
+  const Sampling& sampling = input.sampling;
+  return changes_nothing(input) && sampling.top_k == 0 && sampling.top_p >= 1.0f &&
+         sampling.min_p == 0.0f;
+}
+
 // What a softmax divides by: log p(id) = (logits[id] - largest) - log_total.
 struct Softmax {
-  explicit Softmax(std::span<const float> logits)
-      : largest(static_cast<double>(*std::max_element(logits.begin(), logits.end()))) {
-    double total = 0;
-    for (const float logit : logits) total += std::exp(static_cast<double>(logit) - largest);
-    log_total = std::log(total);
+  explicit Softmax(std::span<const float> logits) {
+    const float most = *std::max_element(logits.begin(), logits.end());
+    const ops::ChooseRow row{.logits = logits.data(), .vocab = std::ssize(logits)};
+    largest = static_cast<double>(most);
+    log_total = std::log(ops::choose_total(row, most));
   }
+  explicit Softmax(const ops::Choice& choice)
+      : largest(static_cast<double>(choice.largest)), log_total(std::log(choice.total)) {}
   double log_of(float logit) const { return static_cast<double>(logit) - largest - log_total; }
 
   double largest = 0;
@@ -77,6 +101,12 @@ Sampler::Sampler(std::int64_t vocab_size) {
 }
 
 Result<Sampled> Sampler::sample(std::span<const float> logits, const SampleInput& input) {
+  if (const auto row = choosable(input)) {
+    return chosen(ops::choose_row({.logits = logits.data(),
+                                   .vocab = std::ssize(logits),
+                                   .temperature = row->temperature,
+                                   .draw = row->draw}));
+  }
   HF_TRY(check_finite(logits));
   const Sampling& sampling = input.sampling;
   const bool is_greedy = sampling.temperature == 0.0f;
@@ -85,7 +115,7 @@ Result<Sampled> Sampler::sample(std::span<const float> logits, const SampleInput
   if (!is_greedy || !is_raw) {
     keep(changed, sampling, is_greedy ? 1.0 : static_cast<double>(sampling.temperature));
   }
-  Sampled sampled{.id = is_greedy ? argmax(changed) : draw(input)};
+  Sampled sampled{.id = is_greedy ? argmax(changed) : draw(changed, input)};
   HF_ASSERT(changed[static_cast<std::size_t>(sampled.id)] != kDropped, "every token is dropped");
   if (!is_raw) {
     fill_processed(sampled, changed, input);
@@ -93,6 +123,22 @@ Result<Sampled> Sampler::sample(std::span<const float> logits, const SampleInput
   }
   fill_raw(sampled, logits, input.top_logprobs);
   return sampled;
+}
+
+std::optional<ChoiceInput> Sampler::choosable(const SampleInput& input) {
+  const bool is_greedy = input.sampling.temperature == 0.0f;
+  if (input.mode != LogprobsMode::kRaw || input.top_logprobs || !changes_nothing(input)) {
+    return std::nullopt;
+  }
+  if (is_greedy) return ChoiceInput{};
+  if (!draws_over_all(input)) return std::nullopt;
+  return ChoiceInput{.temperature = input.sampling.temperature, .draw = draw_of(input)};
+}
+
+Result<Sampled> Sampler::chosen(const ops::Choice& choice) {
+  if (choice.broken >= 0) return not_finite(static_cast<std::size_t>(choice.broken), choice.logit);
+  return Sampled{.id = choice.id,
+                 .logprob = static_cast<float>(Softmax(choice).log_of(choice.logit))};
 }
 
 Result<Sampled> Sampler::score(std::span<const float> logits, std::int32_t id,
@@ -109,10 +155,7 @@ std::span<const float> Sampler::change(std::span<const float> logits, const Samp
   const Sampling& sampling = input.sampling;
   const bool has_penalty = sampling.repetition_penalty != 1.0f ||
                            sampling.frequency_penalty != 0.0f || sampling.presence_penalty != 0.0f;
-  if (sampling.allowed_token_ids.empty() && sampling.logit_bias.empty() && !has_penalty &&
-      input.masked[0].empty() && input.masked[1].empty()) {
-    return logits;
-  }
+  if (changes_nothing(input)) return logits;
   if (sampling.allowed_token_ids.empty()) {
     std::copy(logits.begin(), logits.end(), changed_.begin());
   } else {
@@ -197,11 +240,16 @@ void Sampler::keep(std::span<const float> logits, const Sampling& sampling, doub
   std::sort(kept_.begin(), kept_.end());
 }
 
-std::int32_t Sampler::draw(const SampleInput& input) const {
+std::int32_t Sampler::draw(std::span<const float> logits, const SampleInput& input) const {
   HF_ASSERT(!kept_.empty(), "every token is dropped");
-  const double target =
-      base::to_unit_interval(base::counter_draw(input.sampling.seed, input.output_index)) *
-      kept_total();
+  if (draws_over_all(input)) {
+    return ops::choose_row({.logits = logits.data(),
+                            .vocab = std::ssize(logits),
+                            .temperature = input.sampling.temperature,
+                            .draw = draw_of(input)})
+        .id;
+  }
+  const double target = draw_of(input) * kept_total();
   double reached = 0;
   for (const std::int32_t id : kept_) {
     reached += weights_[id];

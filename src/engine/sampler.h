@@ -11,10 +11,12 @@
 
 #include "holdfast/engine.h"
 #include "holdfast/result.h"
+#include "ops/ops.h"
 
 namespace holdfast::engine {
 
-// log of the softmax of `logits` at `id`, in float64, terms added in index order.
+// log of the softmax of `logits` at `id`, in float64, terms added in the order of
+// ops/choose_math.h.
 double log_probability(std::span<const float> logits, std::int32_t id);
 
 // What a token depends on besides the logits. Borrows.
@@ -36,6 +38,12 @@ struct Sampled {
   std::vector<TokenLogprob> top = {};  // likeliest first, ties to the lower id
 };
 
+// What ops::choose needs to take a token; temperature 0: the largest.
+struct ChoiceInput {
+  float temperature = 0;
+  double draw = 0;
+};
+
 class Sampler {
  public:
   explicit Sampler(std::int64_t vocab_size);
@@ -47,7 +55,7 @@ class Sampler {
   // 1. top_k keeps the k largest (ties to the lower id); 2. top_p keeps the shortest run of the
   // largest whose share of what step 1 kept reaches top_p; 3. min_p keeps p >= min_p * max p;
   // then one draw over what is left, in order of ids, with the uniform number
-  // counter_draw(seed, output_index).
+  // counter_draw(seed, output_index). A draw over all tokens adds as ops::choose does.
   // Processed log probabilities are of what is left, at temperature 1 when it is 0. A rank is the
   // place in the order of `top`. Errors: kCorrupt when a logit is NaN or infinite: the numbers
   // behind it are broken and any token would be a lie. Asserts that a token is left.
@@ -57,6 +65,12 @@ class Sampler {
     return sample(logits, {.sampling = sampling, .output_index = output_index});
   }
 
+  // What ops::choose has to be given so that `chosen` of its choice is what `sample` returns, bit
+  // by bit; empty when that takes more than choose can. Depends on no logits.
+  static std::optional<ChoiceInput> choosable(const SampleInput& input);
+  // Errors: as sample.
+  static Result<Sampled> chosen(const ops::Choice& choice);
+
   // What the model itself says of `id`; `top` as Request::top_logprobs. Errors: as sample.
   Result<Sampled> score(std::span<const float> logits, std::int32_t id,
                         std::optional<std::int32_t> top);
@@ -65,7 +79,7 @@ class Sampler {
   std::span<const float> change(std::span<const float> logits, const SampleInput& input);
   void penalize(const SampleInput& input);
   void keep(std::span<const float> logits, const Sampling& sampling, double temperature);
-  std::int32_t draw(const SampleInput& input) const;
+  std::int32_t draw(std::span<const float> logits, const SampleInput& input) const;
   void fill_raw(Sampled& sampled, std::span<const float> logits, std::optional<std::int32_t> top);
   void fill_processed(Sampled& sampled, std::span<const float> logits, const SampleInput& input);
   template <typename LogOf>

@@ -13,6 +13,8 @@ struct StepRow {
   std::int32_t sequence = 0;  // row of the block tables
   std::int32_t kv_slot = 0;   // page * page_size + offset
   bool wants_logits = false;
+  float temperature = 0;  // of the token that ops::choose takes from those logits
+  double draw = 0;
 };
 
 struct StepBatch {

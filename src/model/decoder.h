@@ -29,8 +29,18 @@ struct DecoderOptions {
   device::DeviceKind device = device::DeviceKind::kCpu;
   // What the experts do to their inputs, in place of what the checkpoint says.
   std::optional<config::ActivationScheme> expert_activations = {};
+  // A step also takes a token of each row of logits (ops::choose), for hosts that cannot read them.
+  bool chooses = false;
   // What plain experts become as they arrive; empty: they stay as they are.
   std::optional<config::QuantizeTarget> quantize_experts = {};
+};
+
+// Of ops::choose; row r is about row r of the logits.
+struct ChoiceSlots {
+  storage::SlotId temperatures;  // f32 [n]
+  storage::SlotId draws;         // i32 [n, 2]: a float64 each
+  storage::SlotId scratch;
+  storage::SlotId choices;       // i32 [n, kChooseWords]: an ops::Choice each
 };
 
 // What the engine writes before a step and reads after it. Shapes with n = max_rows.
@@ -47,6 +57,7 @@ struct DecoderSlots {
   // i32 [layers, n, experts per token]: where each row went, likeliest first; rows [0, row_count)
   // of each layer with experts are written, the others stay zero.
   storage::SlotId expert_ids;
+  std::optional<ChoiceSlots> choices;  // with DecoderOptions::chooses
 };
 
 // Called with each named intermediate of an eager step: "layers.0.qkv_proj_out", ... The view's

@@ -78,6 +78,28 @@ Result<SlotId> define_table(storage::Registry& registry, std::string name, const
                                   std::move(bytes));
 }
 
+namespace {
+
+Result<ChoiceSlots> define_choices(storage::Registry& registry, std::int64_t rows,
+                                   std::int64_t vocab) {
+  const auto define = [&](const char* name, SlotClass slot_class, DType dtype,
+                          const Shape& shape) {
+    return define_working(registry, name, slot_class, dtype, shape);
+  };
+  ChoiceSlots slots;
+  HF_ASSIGN(slots.temperatures,
+            define("input.temperatures", SlotClass::kInput, DType::kF32, Shape{rows}));
+  HF_ASSIGN(slots.draws, define("input.draws", SlotClass::kInput, DType::kI32, Shape{rows, 2}));
+  HF_ASSIGN(slots.scratch,
+            define("choice.scratch", SlotClass::kScratch, DType::kI32,
+                   Shape{rows, ops::choose_chunks(vocab), ops::kChooseWords}));
+  HF_ASSIGN(slots.choices, define("choices", SlotClass::kScratch, DType::kI32,
+                                  Shape{rows, ops::kChooseWords}));
+  return slots;
+}
+
+}  // namespace
+
 Result<DecoderSlots> define_inputs(storage::Registry& registry, const config::ModelConfig& config,
                                    const DecoderOptions& options) {
   const std::int64_t n = options.max_rows;
@@ -100,6 +122,9 @@ Result<DecoderSlots> define_inputs(storage::Registry& registry, const config::Mo
   HF_ASSIGN(slots.expert_ids,
             define_working(registry, "act.expert_ids", SlotClass::kScratch, DType::kI32,
                            Shape{config.layer_count, n, config.experts_per_token}));
+  if (options.chooses) {
+    HF_ASSIGN(slots.choices, define_choices(registry, n, config.vocab_size));
+  }
   return slots;
 }
 

@@ -73,7 +73,7 @@ class Transformer final : public Decoder {
   experts::ExpertsSpec experts_spec;  // of every layer, without names
 
  private:
-  // logits = lm_head(norm(the wanted rows of hidden))
+  // logits = lm_head(norm(the wanted rows of hidden)), and a token of each
   Status head(const Step& step) const {
     const TensorView wanted = step.view(inputs.logit_count);
     const TensorView last = step.rows_of(act.last);
@@ -94,7 +94,13 @@ class Transformer final : public Decoder {
       HF_TRY(ops::head(step.context, args));
     }
     step.show("logits", args.linear.out);
-    return {};
+    if (!inputs.choices) return {};
+    return ops::choose(step.context, {.logits = args.linear.out,
+                                      .temperatures = step.rows_of(inputs.choices->temperatures),
+                                      .draws = step.rows_of(inputs.choices->draws),
+                                      .scratch = step.rows_of(inputs.choices->scratch),
+                                      .choices = step.rows_of(inputs.choices->choices),
+                                      .active_rows = wanted});
   }
 
   const storage::Registry& registry_;

@@ -26,6 +26,8 @@ Status Kernels::head_norm(device::Stream&, const HeadNormArgs&) { return no_kern
 
 Status Kernels::silu_gate(device::Stream&, const SiluGateArgs&) { return no_kernel("silu_gate"); }
 
+Status Kernels::choose(device::Stream&, const ChooseArgs&) { return no_kernel("choose"); }
+
 Status Kernels::qkv(device::Stream& stream, const QkvArgs& args) {
   HF_TRY(rms_norm(stream, args.norm));
   HF_TRY(linear(stream, args.linear));
@@ -43,10 +45,6 @@ Status Kernels::head(device::Stream& stream, const HeadArgs& args) {
   HF_TRY(gather_rows(stream, args.gather));
   HF_TRY(rms_norm(stream, args.norm));
   return linear(stream, args.linear);
-}
-
-Status Kernels::choose(device::Stream&, const ChooseArgs&) {
-  return make_error(ErrorCode::kUnsupported, "choose: the host reads this device's logits itself");
 }
 
 Status qkv(const OpContext& context, const QkvArgs& args) {

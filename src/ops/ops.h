@@ -114,21 +114,21 @@ struct GatherRowsArgs {
 
 // Takes a token of each row of logits where they are, for hosts that cannot read them cheaply: the
 // largest at temperature 0 (ties to the lower id), else one draw over softmax(logits / temperature)
-// in the order of ids with the uniform number of the row. As engine/sampler.h, but for the order in
-// which exponentials are added, which is fixed here, too, and looks at no other row.
+// in the order of ids with the uniform number of the row. The arithmetic is choose_math.h's, on
+// every device and in the host's sampler, so that it does not matter who takes a token.
 // logits f32 [n, V]; temperatures f32 [n]; draws i32 [n, 2], a float64 in [0, 1) each;
 // scratch i32 [n, choose_chunks(V), 8]; choices i32 [n, 8], a Choice each.
-// On devices without host access only: the CPU's kernels give kUnsupported.
 struct ChooseArgs {
   TensorView logits, temperatures, draws, scratch, choices;
   TensorView active_rows;
 };
 struct Choice {
   std::int32_t id = 0;
-  std::int32_t broken = -1;  // the first logit that is not finite; then nothing else is right
+  std::int32_t broken = -1;  // the first logit that is not finite; then `logit` is its value, and
+                             // nothing else is right
   float logit = 0;           // of id
   float largest = 0;
-  double log_total = 0;  // log p(id) = logit - largest - log_total, at temperature 1
+  double total = 0;  // log p(id) = logit - largest - log(total), at temperature 1
   std::int64_t zero = 0;
 };
 inline constexpr std::int64_t kChooseWords = 8;

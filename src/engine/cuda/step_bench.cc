@@ -107,7 +107,8 @@ class StepBench {
                                       .page_count = kSequences * kMaxContext / kPage,
                                       .max_context = kMaxContext,
                                       .experts_backend = std::nullopt,
-                                      .device = device::DeviceKind::kCuda})
+                                      .device = device::DeviceKind::kCuda,
+                                      .chooses = true})
                    .value();
     registry_.seal(gpu_).value();
     stream_ = gpu_.create_stream().value();

@@ -75,6 +75,9 @@ struct RouterTopKKernel {
 struct GatherRowsKernel {
   View x, rows, out, active_rows;
 };
+struct ChooseKernel {
+  View logits, temperatures, draws, choices, active_rows;
+};
 static_assert(sizeof(View) == 48 && std::has_unique_object_representations_v<LinearKernel>);
 static_assert(sizeof(RmsNormKernel) == 4 * sizeof(View) + 8);
 static_assert(sizeof(HeadNormKernel) == 4 * sizeof(View) + 24);
@@ -107,6 +110,9 @@ struct Fast {
   static void router_top_k(const RouterTopKKernel& args, device::WorkerPool& workers);
   static void gather_rows(const GatherRowsKernel& args, device::WorkerPool& workers);
 };
+
+// choose_math.h's, of both sets; a row is a task.
+void choose(const ChooseKernel& args, device::WorkerPool& workers);
 
 // *active_rows as it is now, clamped to [0, n].
 inline std::int64_t active_row_count(const View& active_rows, std::int64_t n) {

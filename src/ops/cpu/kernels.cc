@@ -122,6 +122,16 @@ class CpuKernels final : public Kernels {
         {reads("x", a.x), reads("rows", a.rows), reads("active_rows", a.active_rows),
          writes("out", a.out)});
   }
+
+  Status choose(Stream& stream, const ChooseArgs& a) override {
+    const cpu::ChooseKernel kernel{kernel_view(a.logits), kernel_view(a.temperatures),
+                                   kernel_view(a.draws), kernel_view(a.choices),
+                                   kernel_view(a.active_rows)};
+    return launch_cpu<&cpu::choose>(
+        stream, "choose", kernel,
+        {reads("logits", a.logits), reads("temperatures", a.temperatures), reads("draws", a.draws),
+         reads("active_rows", a.active_rows), writes("choices", a.choices)});
+  }
 };
 
 }  // namespace

@@ -1,11 +1,12 @@
-// choose (ops.h): a token of each row of logits, so that a few bytes of a row leave the device.
-// Chunks of 4096 logits go to blocks: the largest of each, then sums of exponentials in float64
-// relative to the row's largest, then one block a row adds the chunks in order and finds the token.
-// No order of additions depends on other rows.
+// choose (ops.h): a token of each row of logits, so that a few bytes of a row leave the device,
+// with choose_math.h's arithmetic. Chunks of logits go to blocks, a leaf to a thread: the largest
+// of each chunk, then sums of weights relative to the row's largest, then one block a row adds the
+// chunks in order and finds the token.
 #include <cmath>
 
 #include "device/cuda/cuda_stream.h"
 #include "device/cuda/launch.cuh"
+#include "ops/choose_math.h"
 #include "ops/cuda/launchers.h"
 
 namespace holdfast::ops::cuda {
@@ -18,17 +19,19 @@ using device::cuda::launch_cuda;
 using device::cuda::wait_for_inputs;
 
 constexpr int kThreads = 256;
-constexpr int kEach = 16;  // logits of a thread
-static_assert(kThreads * kEach == kChooseChunk);
+constexpr int kEach = static_cast<int>(kChooseLeaf);
+static_assert(kThreads == kChooseLeaves && kChooseRun == 32);
 
 // Of one chunk; 8 words.
 struct Part {
   float largest;
   std::int32_t id;      // its
-  std::int32_t broken;  // the first that is not finite, or -1
+  std::int32_t broken;  // the first that is not finite, or kNone
   std::int32_t zero;
-  double total, scaled;  // sums of exp(l - row's largest), and of the same over the temperature
+  double total, scaled;  // of weights, and of those at the row's temperature
 };
+constexpr std::int32_t kNone = 0x7FFFFFFF;
+constexpr Part kNothing = {-INFINITY, kNone, kNone, 0, 0.0, 0.0};
 static_assert(sizeof(Part) == 4 * kChooseWords);
 static_assert(sizeof(Choice) == 4 * kChooseWords);
 
@@ -46,13 +49,27 @@ __device__ bool goes_before(float value, std::int32_t id, float other, std::int3
   return value > other || (value == other && id < other_id);
 }
 
+__device__ void join(Part& best, float value, std::int32_t id, std::int32_t broken) {
+  best.broken = min(best.broken, broken);
+  if (!goes_before(value, id, best.largest, best.id)) return;
+  best.largest = value;
+  best.id = id;
+}
+__device__ void join_lanes(Part& best) {
+  for (int distance = 16; distance > 0; distance /= 2) {
+    const float value = __shfl_xor_sync(0xFFFFFFFFu, best.largest, distance);
+    const std::int32_t id = __shfl_xor_sync(0xFFFFFFFFu, best.id, distance);
+    join(best, value, id, __shfl_xor_sync(0xFFFFFFFFu, best.broken, distance));
+  }
+}
+
 __global__ void __launch_bounds__(kThreads) largest_kernel(ChooseKernel a) {
   __shared__ Part parts[kThreads / 32];
   wait_for_inputs();
   const std::int64_t row = blockIdx.y;
   if (row >= *a.active_rows) return;
   const float* logits = a.logits + row * a.vocab;
-  Part best{-INFINITY, 0x7FFFFFFF, 0x7FFFFFFF, 0, 0.0, 0.0};
+  Part best = kNothing;
   for (int i = 0; i < kEach; ++i) {
     const std::int64_t id = static_cast<std::int64_t>(blockIdx.x) * kChooseChunk + i * kThreads +
                             threadIdx.x;
@@ -64,54 +81,59 @@ __global__ void __launch_bounds__(kThreads) largest_kernel(ChooseKernel a) {
       best.id = static_cast<std::int32_t>(id);
     }
   }
-  const auto join = [&best](float value, std::int32_t id, std::int32_t broken) {
-    best.broken = min(best.broken, broken);
-    if (!goes_before(value, id, best.largest, best.id)) return;
-    best.largest = value;
-    best.id = id;
-  };
-  for (int distance = 16; distance > 0; distance /= 2) {
-    const float value = __shfl_xor_sync(0xFFFFFFFFu, best.largest, distance);
-    const std::int32_t id = __shfl_xor_sync(0xFFFFFFFFu, best.id, distance);
-    join(value, id, __shfl_xor_sync(0xFFFFFFFFu, best.broken, distance));
-  }
+  join_lanes(best);
   if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = best;
   __syncthreads();
   if (threadIdx.x != 0) return;
-  for (int w = 1; w < kThreads / 32; ++w) join(parts[w].largest, parts[w].id, parts[w].broken);
-  if (best.broken == 0x7FFFFFFF) best.broken = -1;
+  for (int w = 1; w < kThreads / 32; ++w) {
+    join(best, parts[w].largest, parts[w].id, parts[w].broken);
+  }
   a.parts[row * a.chunks + blockIdx.x] = best;
 }
 
-// Of a row: the largest, and the first that is broken.
+// Of a row: the largest, and the first that is broken. By one warp, for all of its lanes.
 __device__ Part row_best(const ChooseKernel& a, std::int64_t row) {
-  Part best = a.parts[row * a.chunks];
-  for (std::int64_t c = 1; c < a.chunks; ++c) {
-    const Part& part = a.parts[row * a.chunks + c];
-    if (best.broken < 0) best.broken = part.broken;
-    if (!goes_before(part.largest, part.id, best.largest, best.id)) continue;
-    best.largest = part.largest;
-    best.id = part.id;
+  const Part* parts = a.parts + row * a.chunks;
+  Part best = kNothing;
+  for (std::int64_t c = threadIdx.x % 32; c < a.chunks; c += 32) {
+    join(best, parts[c].largest, parts[c].id, parts[c].broken);
   }
+  join_lanes(best);
   return best;
 }
 
-// Sum over the block: within each warp by halving distances, then the warps in order. For thread 0.
+// Sum over the block, of a leaf of each thread.
 __device__ double block_sum(double value, double* warps) {
   for (int distance = 16; distance > 0; distance /= 2) {
-    value += __shfl_xor_sync(0xFFFFFFFFu, value, distance);
+    value = exact_sum(value, __shfl_xor_sync(0xFFFFFFFFu, value, distance));
   }
   if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
   __syncthreads();
   double sum = 0.0;
-  for (int w = 0; w < kThreads / 32; ++w) sum += warps[w];
+  for (int w = 0; w < kThreads / 32; ++w) sum = exact_sum(sum, warps[w]);
   __syncthreads();
   return sum;
 }
 
-__device__ double weight(float logit, float largest, double temperature) {
-  return exp((static_cast<double>(logit) - static_cast<double>(largest)) / temperature);
-}
+// A thread's leaf of a chunk.
+struct Leaf {
+  const float* logits;
+  int count;
+  std::int64_t first_id;
+
+  __device__ Leaf(const ChooseKernel& a, std::int64_t row, std::int64_t chunk)
+      : first_id(chunk * kChooseChunk + threadIdx.x * kEach) {
+    logits = a.logits + row * a.vocab + first_id;
+    count = static_cast<int>(max(min(a.vocab - first_id, kChooseLeaf), std::int64_t{0}));
+  }
+  __device__ double sum(float largest, double temperature) const {
+    double sum = 0.0;
+    for (int i = 0; i < count; ++i) {
+      sum = exact_sum(sum, choose_weight(logits[i], largest, temperature));
+    }
+    return sum;
+  }
+};
 
 __global__ void __launch_bounds__(kThreads) sums_kernel(ChooseKernel a) {
   __shared__ double warps[kThreads / 32];
@@ -119,21 +141,18 @@ __global__ void __launch_bounds__(kThreads) sums_kernel(ChooseKernel a) {
   wait_for_inputs();
   const std::int64_t row = blockIdx.y;
   if (row >= *a.active_rows) return;
-  if (threadIdx.x == 0) largest = row_best(a, row).largest;
-  __syncthreads();
-  const float* logits = a.logits + row * a.vocab;
-  const auto temperature = static_cast<double>(a.temperatures[row]);
-  double total = 0.0;
-  double scaled = 0.0;
-  for (int i = 0; i < kEach; ++i) {
-    const std::int64_t id = static_cast<std::int64_t>(blockIdx.x) * kChooseChunk + i * kThreads +
-                            threadIdx.x;
-    if (id >= a.vocab) break;
-    total += weight(logits[id], largest, 1.0);
-    if (temperature > 0) scaled += weight(logits[id], largest, temperature);
+  if (threadIdx.x < 32) {
+    const Part best = row_best(a, row);
+    if (threadIdx.x == 0) largest = best.largest;
   }
-  total = block_sum(total, warps);
-  scaled = block_sum(scaled, warps);
+  __syncthreads();
+  const Leaf leaf(a, row, blockIdx.x);
+  const auto temperature = static_cast<double>(a.temperatures[row]);
+  const double total = block_sum(leaf.sum(largest, 1.0), warps);
+  double scaled = total;
+  if (temperature > 0 && temperature != 1.0) {
+    scaled = block_sum(leaf.sum(largest, temperature), warps);
+  }
   if (threadIdx.x != 0) return;
   Part& part = a.parts[row * a.chunks + blockIdx.x];
   part.total = total;
@@ -151,28 +170,42 @@ __device__ std::int32_t find(const ChooseKernel& a, std::int64_t row, float larg
   __shared__ double sums[kThreads];
   __shared__ std::int32_t found;
   const auto temperature = static_cast<double>(a.temperatures[row]);
-  const float* logits = a.logits + row * a.vocab;
-  const std::int64_t begin = search.chunk * kChooseChunk;
-  const std::int64_t end = min(a.vocab, begin + kChooseChunk);
-  const std::int64_t mine = begin + threadIdx.x * kEach;
-  double sum = 0.0;
-  for (std::int64_t id = mine; id < min(end, mine + kEach); ++id) {
-    sum += weight(logits[id], largest, temperature);
+  const Leaf leaf(a, row, search.chunk);
+  sums[threadIdx.x] = leaf.sum(largest, temperature);
+  if (threadIdx.x == 0) {
+    found = static_cast<std::int32_t>(min(a.vocab, (search.chunk + 1) * kChooseChunk) - 1);
   }
-  sums[threadIdx.x] = sum;
-  if (threadIdx.x == 0) found = static_cast<std::int32_t>(end - 1);
   __syncthreads();
-  double before = search.reached;
-  for (int t = 0; t < static_cast<int>(threadIdx.x); ++t) before += sums[t];
-  double reached = before;
-  for (std::int64_t id = mine; id < min(end, mine + kEach); ++id) {
-    reached += weight(logits[id], largest, temperature);
+  double reached = search.reached;
+  for (int t = 0; t < static_cast<int>(threadIdx.x); ++t) reached = exact_sum(reached, sums[t]);
+  for (int i = 0; i < leaf.count; ++i) {
+    reached = exact_sum(reached, choose_weight(leaf.logits[i], largest, temperature));
     if (reached <= search.target) continue;
-    atomicMin(&found, static_cast<std::int32_t>(id));
+    atomicMin(&found, static_cast<std::int32_t>(leaf.first_id + i));
     break;
   }
   __syncthreads();
   return found;
+}
+
+// The chunk in which a draw ends, and the row's sum; by one thread.
+__device__ Search find_chunk(const ChooseKernel& a, std::int64_t row, double& total) {
+  const Part* parts = a.parts + row * a.chunks;
+  double scaled = 0.0;
+  total = 0.0;
+#pragma unroll 8
+  for (std::int64_t c = 0; c < a.chunks; ++c) {
+    total = exact_sum(total, parts[c].total);
+    scaled = exact_sum(scaled, parts[c].scaled);
+  }
+  Search search{.chunk = 0, .reached = 0.0, .target = exact_product(a.draws[row], scaled)};
+  while (search.chunk + 1 < a.chunks) {
+    const double next = exact_sum(search.reached, parts[search.chunk].scaled);
+    if (next > search.target) break;
+    search.reached = next;
+    ++search.chunk;
+  }
+  return search;
 }
 
 __global__ void __launch_bounds__(kThreads) choose_kernel(ChooseKernel a) {
@@ -182,31 +215,22 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(ChooseKernel a) {
   wait_for_inputs();
   const std::int64_t row = blockIdx.x;
   if (row >= *a.active_rows) return;
-  const Part* parts = a.parts + row * a.chunks;
   const bool draws = a.temperatures[row] > 0.0f;
-  if (threadIdx.x == 0) {
-    best = row_best(a, row);
-    double scaled = 0.0;
-    total = 0.0;
-    for (std::int64_t c = 0; c < a.chunks; ++c) {
-      total += parts[c].total;
-      scaled += parts[c].scaled;
-    }
-    search = {.chunk = 0, .reached = 0.0, .target = a.draws[row] * scaled};
-    while (search.chunk + 1 < a.chunks &&
-           search.reached + parts[search.chunk].scaled <= search.target) {
-      search.reached += parts[search.chunk++].scaled;
-    }
+  if (threadIdx.x < 32) {
+    const Part found = row_best(a, row);
+    if (threadIdx.x == 0) best = found;
+  } else if (threadIdx.x == 32) {
+    search = find_chunk(a, row, total);
   }
   __syncthreads();
-  const std::int32_t id =
-      draws && best.broken < 0 ? find(a, row, best.largest, search) : best.id;
+  const bool is_broken = best.broken != kNone;
+  const std::int32_t id = draws && !is_broken ? find(a, row, best.largest, search) : best.id;
   if (threadIdx.x != 0) return;
   a.choices[row] = {.id = id,
-                    .broken = best.broken,
-                    .logit = a.logits[row * a.vocab + id],
+                    .broken = is_broken ? best.broken : -1,
+                    .logit = a.logits[row * a.vocab + (is_broken ? best.broken : id)],
                     .largest = best.largest,
-                    .log_total = log(total),
+                    .total = total,
                     .zero = 0};
 }
 

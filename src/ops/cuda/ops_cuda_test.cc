@@ -9,6 +9,7 @@
 
 #include "base/rng.h"
 #include "device/cuda/cuda_test_device.h"
+#include "ops/choose_math.h"
 #include "ops/cuda/gpu_bench.h"
 
 namespace holdfast::ops {
@@ -280,32 +281,6 @@ void check_attention(device::Device& gpu, std::int64_t heads, std::int64_t kv_he
       << heads << "/" << kv_heads << " heads of " << dim << ", window " << window;
 }
 
-// What the host's sampler does with a row (engine/sampler.h), in float64.
-Choice choose_on_host(const std::vector<float>& logits, double temperature, double draw) {
-  Choice choice;
-  for (std::size_t i = 1; i < logits.size(); ++i) {
-    if (logits[i] > logits[static_cast<std::size_t>(choice.id)]) {
-      choice.id = static_cast<std::int32_t>(i);
-    }
-  }
-  choice.largest = logits[static_cast<std::size_t>(choice.id)];
-  double total = 0, scaled = 0;
-  for (const float logit : logits) {
-    total += std::exp(double{logit} - double{choice.largest});
-    if (temperature > 0) scaled += std::exp((double{logit} - double{choice.largest}) / temperature);
-  }
-  choice.log_total = std::log(total);
-  double reached = 0;
-  for (std::size_t i = 0; temperature > 0 && i < logits.size(); ++i) {
-    reached += std::exp((double{logits[i]} - double{choice.largest}) / temperature);
-    if (reached <= draw * scaled) continue;
-    choice.id = static_cast<std::int32_t>(i);
-    break;
-  }
-  choice.logit = logits[static_cast<std::size_t>(choice.id)];
-  return choice;
-}
-
 TEST(CudaOps, ChooseTakesTheTokensThatTheHostWouldTake) {
   HF_GPU_OR_SKIP(gpu);
   base::Rng rng(21);
@@ -333,20 +308,20 @@ TEST(CudaOps, ChooseTakesTheTokensThatTheHostWouldTake) {
       .value();
   bench.finish();
   bench.get(out, choices);
-  const std::vector<float> values = decode(logits.view());
   for (std::int64_t r = 0; r < active; ++r) {
     Choice choice;
     std::memcpy(&choice, choices.view().address + r * 32, 32);
+    ChooseRow row{.logits = logits.view().as<const float>() + r * vocab,
+                  .vocab = vocab,
+                  .temperature = given[r]};
+    std::memcpy(&row.draw, draws.view().address + r * 8, 8);
+    const Choice expected = choose_row(row);
+    EXPECT_EQ(choice.broken, expected.broken) << "row " << r;
     EXPECT_EQ(choice.broken, r == 4 ? 8000 : -1);
     if (r == 4) continue;
-    double draw = 0;
-    std::memcpy(&draw, draws.view().address + r * 8, 8);
-    const std::vector<float> row(values.begin() + r * vocab, values.begin() + (r + 1) * vocab);
-    const Choice expected = choose_on_host(row, double{given[r]}, draw);
-    EXPECT_EQ(choice.id, expected.id) << "row " << r;
-    EXPECT_EQ(choice.logit, expected.logit);
-    EXPECT_EQ(choice.largest, expected.largest);
-    EXPECT_NEAR(choice.log_total, expected.log_total, 1e-12);
+    EXPECT_EQ(std::memcmp(&choice, &expected, sizeof(choice)), 0)
+        << "row " << r << ": " << choice.id << " and " << expected.id << ", totals "
+        << choice.total << " and " << expected.total;
   }
   EXPECT_EQ(choices.as<std::int32_t>()[static_cast<std::size_t>(active * 8)],
             static_cast<std::int32_t>(0xDDDDDDDD));
