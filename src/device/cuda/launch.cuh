@@ -16,6 +16,11 @@ __device__ inline void prefetch(const void* from, unsigned bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(from), "r"(bytes));
 }
 
+// The same for what lies around `from`, which may be null: what a kernel needs at its end, say.
+__device__ inline void prefetch_line(const void* from) {
+  if (from != nullptr) asm volatile("prefetch.global.L2 [%0];\n" ::"l"(from));
+}
+
 // Of a launch with LaunchShape::cluster: between the two, every block of the cluster has begun, so
 // that its shared memory is there. Every thread calls both.
 __device__ inline void cluster_began() {

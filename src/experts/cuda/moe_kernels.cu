@@ -16,6 +16,7 @@
 #include "experts/cuda/moe_kernels.h"
 #include "ops/cuda/few_rows.cuh"
 #include "ops/cuda/tile_rows.cuh"
+#include "ops/cuda/tile_store.cuh"
 
 namespace holdfast::experts::cuda {
 namespace {
@@ -25,6 +26,7 @@ using device::reads;
 using device::writes;
 using device::cuda::launch_cuda;
 using device::cuda::LaunchShape;
+using device::cuda::prefetch_line;
 using device::cuda::wait_for_inputs;
 
 // ------------------------------------------------------------------------------ group
@@ -139,8 +141,10 @@ struct Mxfp4Matrix {
     uint4 low, high;
     std::uint32_t low_scale, high_scale;
   };
-  struct Lines {
-    int low, high;  // the lane's first blocks of the rows
+  struct Lines {  // the lane's first block of its lower row and its scale, and the way to the upper
+    const uint4* low;
+    const std::uint8_t* low_scale;
+    int to_high;
   };
   const uint4* codes;
   const std::uint8_t* scales;
@@ -157,17 +161,19 @@ struct Mxfp4Matrix {
   __device__ Lines lines(int tile) const {
     const int low = tile * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
     const int q = threadIdx.x % 4;
-    return {min(low, rows - 1) * blocks + q, min(low + 8, rows - 1) * blocks + q};
+    const int low_block = min(low, rows - 1) * blocks + q;
+    const int high_block = min(low + 8, rows - 1) * blocks + q;
+    return {codes + low_block, scales + low_block, high_block - low_block};
   }
   __device__ Unit load(const Lines& lines, int unit, bool valid) const {
     Unit loaded = {make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0), 127u, 127u};
     if (valid && unit < units) {
-      const int low = lines.low + unit * 4;
-      const int high = lines.high + unit * 4;
-      loaded.low = __ldg(codes + low);
-      loaded.high = __ldg(codes + high);
-      loaded.low_scale = __ldg(scales + low);
-      loaded.high_scale = __ldg(scales + high);
+      const uint4* low = lines.low + unit * 4;
+      const std::uint8_t* low_scale = lines.low_scale + unit * 4;
+      loaded.low = __ldg(low);
+      loaded.high = __ldg(low + lines.to_high);
+      loaded.low_scale = __ldg(low_scale);
+      loaded.high_scale = __ldg(low_scale + lines.to_high);
     }
     return loaded;
   }
@@ -223,23 +229,43 @@ __device__ float swiglu(float g, float u, float alpha, float beta, float limit) 
   return __fmul_rn(g / divisor, __fadd_rn(u, beta));
 }
 
+// Where a product's sums go (tile_rows.cuh): the pair of each column.
+struct PairColumn {
+  std::int64_t pair = -1;  // -1: there is none
+};
+__device__ PairColumn pair_column(const MatrixKernel& a, int4 work, int column) {
+  return {work.y + column < work.z ? pair_at(a, work.y + column) : -1};
+}
+struct NoExtra {};
+
 // Matrix rows alternate gate, up: a tile of 16 holds 8 columns of the activation.
 struct GateUpFinish {
   static constexpr int kPartner = 1;
+  struct Row {
+    std::int64_t column = -1;  // of the activation; -1: of an up
+    float gate_bias = 0, up_bias = 0;
+  };
   const GateUpKernel& a;
   int4 work;
   float alpha, beta, limit;
 
   __device__ GateUpFinish(const GateUpKernel& kernel, int4 of)
       : a(kernel), work(of), alpha(a.alpha[of.x]), beta(a.beta[of.x]), limit(a.limit[of.x]) {}
-  __device__ void operator()(int tile, int i, int column, float sum, float other) const {
+  __device__ Row row(int tile, int i) const {
     const std::int64_t row = static_cast<std::int64_t>(tile) * 16 + i;
-    if (i % 2 != 0 || row + 1 >= a.matrix.rows || work.y + column >= work.z) return;
+    if (i % 2 != 0 || row + 1 >= a.matrix.rows) return {};
     const std::uint16_t* bias = a.matrix.bias + work.x * a.matrix.rows + row;
-    const std::int64_t pair = pair_at(a.matrix, work.y + column);
-    a.activation[pair * (a.matrix.rows / 2) + row / 2] =
-        swiglu(__fadd_rn(sum, bf16_bits_to_float(bias[0])),
-               __fadd_rn(other, bf16_bits_to_float(bias[1])), alpha, beta, limit);
+    return {row / 2, bf16_bits_to_float(bias[0]), bf16_bits_to_float(bias[1])};
+  }
+  __device__ PairColumn column(int at) const { return pair_column(a.matrix, work, at); }
+  __device__ static NoExtra extra(const Row&, const PairColumn&) { return {}; }
+  __device__ void store(const Row& row, const PairColumn& to, NoExtra, float gate, float up) const {
+    if (row.column < 0 || to.pair < 0) return;
+    a.activation[to.pair * (a.matrix.rows / 2) + row.column] =
+        swiglu(__fadd_rn(gate, row.gate_bias), __fadd_rn(up, row.up_bias), alpha, beta, limit);
+  }
+  __device__ void operator()(int tile, int i, int at, float sum, float other) const {
+    store(row(tile, i), column(at), {}, sum, other);
   }
 };
 
@@ -249,20 +275,37 @@ struct DownKernel {
 };
 struct DownFinish {
   static constexpr int kPartner = 0;
+  struct Row {
+    std::int64_t row = -1;
+    float bias = 0;
+  };
   const DownKernel& a;
   int4 work;
 
   __device__ DownFinish(const DownKernel& kernel, int4 of) : a(kernel), work(of) {}
-  __device__ void operator()(int tile, int i, int column, float sum, float) const {
+  __device__ Row row(int tile, int i) const {
     const std::int64_t row = static_cast<std::int64_t>(tile) * 16 + i;
-    if (row >= a.matrix.rows || work.y + column >= work.z) return;
-    const std::int64_t pair = pair_at(a.matrix, work.y + column);
-    a.down_out[pair * a.matrix.rows + row] =
-        __fadd_rn(sum, bf16_bits_to_float(a.matrix.bias[work.x * a.matrix.rows + row]));
+    if (row >= a.matrix.rows) return {};
+    return {row, bf16_bits_to_float(a.matrix.bias[work.x * a.matrix.rows + row])};
+  }
+  __device__ PairColumn column(int at) const { return pair_column(a.matrix, work, at); }
+  __device__ static NoExtra extra(const Row&, const PairColumn&) { return {}; }
+  __device__ void store(const Row& row, const PairColumn& to, NoExtra, float sum, float) const {
+    if (row.row < 0 || to.pair < 0) return;
+    a.down_out[to.pair * a.matrix.rows + row.row] = __fadd_rn(sum, row.bias);
+  }
+  __device__ void operator()(int tile, int i, int at, float sum, float other) const {
+    store(row(tile, i), column(at), {}, sum, other);
   }
 };
 
-extern __shared__ uint4 shared_words[];
+// The biases of `tiles` tiles, which are needed at the end.
+__device__ void prefetch_bias(const MatrixKernel& a, int expert, int first_tile, int tiles) {
+  const std::int64_t row = (first_tile + static_cast<int>(threadIdx.x)) * std::int64_t{16};
+  if (threadIdx.x < tiles && row < a.rows) prefetch_line(a.bias + expert * a.rows + row);
+}
+
+extern __shared__ __align__(128) uint4 shared_words[];
 __device__ std::byte* shared_bytes() { return reinterpret_cast<std::byte*>(shared_words); }
 
 __device__ const float* input_row(const MatrixKernel& a, int at) {
@@ -283,6 +326,7 @@ __global__ void __launch_bounds__(kThreads, 3) few_kernel(Kernel k) {
   const int first = static_cast<int>(blockIdx.x * a.tiles_of_block);
   FewRows<Mxfp4Matrix, 3> rows(matrix, first,
                                min(first + static_cast<int>(a.tiles_of_block), tiles));
+  prefetch_bias(a, work.x, first, static_cast<int>(a.tiles_of_block));
   const int stages = matrix.stages();
   const int count = work.z - work.y;
 #pragma unroll 1
@@ -311,6 +355,7 @@ __device__ void run_tiles(const Kernel& k, int4 work) {
       tile;
   const int first =
       (static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32) * kRowTiles;
+  prefetch_bias(a, work.x, static_cast<int>(blockIdx.x) * kWarps * kRowTiles, kWarps * kRowTiles);
   tile.run(matrix, {first, 0, matrix.stages()}, shared_bytes(), [&](int i) {
     return work.y + i < work.z ? input_row(a, work.y + i) : nullptr;
   });
@@ -318,32 +363,28 @@ __device__ void run_tiles(const Kernel& k, int4 work) {
   __syncthreads();  // x has been read
 #pragma unroll
   for (int t = 0; t < kRowTiles; ++t) {
-    store_tile<Finish::kPartner, kGroups>(
-        tile.acc[t], *reinterpret_cast<TileSums<kGroups>*>(shared_bytes()),
-        [&](int i, int column, float sum, float other) {
-          finish(first + t, i, column, sum, other);
-        });
+    store_tile<kGroups>(finish, first + t, tile.acc[t],
+                        *reinterpret_cast<TileSums<kGroups>*>(shared_bytes()));
   }
 }
 
-constexpr int kBlockPairs = 64;
-
-template <int kRowTiles, typename Kernel, typename Finish>
-__global__ void __launch_bounds__(kThreads, kRowTiles == 1 ? 2 : 1) tile_kernel(Kernel k) {
+// An expert's pairs go to blocks by 8 kMaxGroups.
+template <int kRowTiles, int kMaxGroups, int kBlocks, typename Kernel, typename Finish>
+__global__ void __launch_bounds__(kThreads, kBlocks) tile_kernel(Kernel k) {
   wait_for_inputs();
   int4 work = work_of(k.matrix);
-  work.y += static_cast<int>(blockIdx.z) * kBlockPairs;
+  work.y += static_cast<int>(blockIdx.z) * (kColumns * kMaxGroups);
   if (work.x < 0 || work.y >= work.z) return;
-  work.z = min(work.z, work.y + kBlockPairs);
+  work.z = min(work.z, work.y + kColumns * kMaxGroups);
   const int count = work.z - work.y;
   if (count <= 8) {
     run_tiles<kRowTiles, 1, Kernel, Finish>(k, work);
   } else if (count <= 16) {
     run_tiles<kRowTiles, 2, Kernel, Finish>(k, work);
-  } else if (count <= 32) {
+  } else if (kMaxGroups == 4 || count <= 32) {
     run_tiles<kRowTiles, 4, Kernel, Finish>(k, work);
   } else {
-    run_tiles<kRowTiles, 8, Kernel, Finish>(k, work);
+    run_tiles<kRowTiles, kMaxGroups, Kernel, Finish>(k, work);
   }
 }
 
@@ -413,10 +454,23 @@ MatrixKernel matrix_kernel(const MatrixViews& matrix, const MoeShape& shape,
           1};
 }
 
+constexpr std::int64_t kSomeRows = 16;  // most experts have up to 8 pairs
 constexpr std::int64_t kManyRows = 256;
+constexpr std::int64_t kBlocksAtOnce = 3 * 132;  // of few_kernel, on an H200
 
-// Every expert that can have pairs, and for each as many groups of 64 as one expert can have: a row
-// goes to an expert once.
+template <int kRowTiles, int kGroups>
+constexpr std::size_t group_shared() {
+  return TileRows<Mxfp4Matrix, kRowTiles, kGroups, kRowTiles == 1 ? 2 : 1,
+                  kTotalsOf<kRowTiles, kGroups>>::kSharedBytes;
+}
+template <int kRowTiles, int kMaxGroups>
+constexpr std::size_t tile_shared() {
+  return std::max({group_shared<kRowTiles, 1>(), group_shared<kRowTiles, 2>(),
+                   group_shared<kRowTiles, 4>(), group_shared<kRowTiles, kMaxGroups>()});
+}
+
+// Every expert that can have pairs, and for each as many groups of pairs as one expert can have: a
+// row goes to an expert once.
 template <typename Kernel, typename Finish>
 Status launch_matrix(device::Stream& stream, const char* name, const MoeShape& shape,
                      Kernel kernel, std::initializer_list<device::Operand> operands) {
@@ -428,19 +482,25 @@ Status launch_matrix(device::Stream& stream, const char* name, const MoeShape& s
   };
   LaunchShape launch{.block = dim3(kThreads), .overlaps = true};
   if (shape.n <= kColumns) {
-    kernel.matrix.tiles_of_block = pairs <= 8 ? 2 : 4;
+    // Of one or two rows every expert of the grid has pairs: all blocks are to run at once.
+    kernel.matrix.tiles_of_block =
+        pairs <= kColumns ? (tiles * experts + kBlocksAtOnce - 1) / kBlocksAtOnce : 4;
     launch.grid = dim3(blocks(tiles, kernel.matrix.tiles_of_block), experts);
     launch.shared_bytes = static_cast<std::size_t>(
         shape.n * Mxfp4Order::row_bytes(stages_of(kernel.matrix.blocks * 32)));
     return launch_cuda(stream, {name, launch}, few_kernel<Kernel, Finish>, kernel, operands);
   }
-  const bool many = shape.n >= kManyRows;
-  launch.shared_bytes = many ? TileRows<Mxfp4Matrix, 2, 8, 1, kTotalsOf<2, 8>>::kSharedBytes
-                             : TileRows<Mxfp4Matrix, 1, 8, 2, kTotalsOf<1, 8>>::kSharedBytes;
-  launch.grid = dim3(blocks(tiles, kWarps * (many ? 2 : 1)), experts, blocks(shape.n, kBlockPairs));
-  return launch_cuda(stream, {name, launch},
-                     many ? tile_kernel<2, Kernel, Finish> : tile_kernel<1, Kernel, Finish>, kernel,
-                     operands);
+  const auto run = [&]<int kRowTiles, int kMaxGroups, int kBlocks>() {
+    launch.shared_bytes = tile_shared<kRowTiles, kMaxGroups>();
+    launch.grid =
+        dim3(blocks(tiles, kWarps * kRowTiles), experts, blocks(shape.n, kColumns * kMaxGroups));
+    return launch_cuda(stream, {name, launch},
+                       tile_kernel<kRowTiles, kMaxGroups, kBlocks, Kernel, Finish>, kernel,
+                       operands);
+  };
+  if (shape.n >= kManyRows) return run.template operator()<2, 8, 1>();
+  if (shape.n <= kSomeRows) return run.template operator()<1, 4, 3>();
+  return run.template operator()<1, 4, 2>();
 }
 
 }  // namespace

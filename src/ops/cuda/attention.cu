@@ -5,7 +5,8 @@
 // tile each lane scores one key, then each lane sums its dimensions of the values. The strands'
 // results are joined in order, so that the order of additions depends on the row's position alone.
 // Few rows get a cluster of four blocks each, which share the strands out and join them through the
-// cluster's shared memory. Head dimension up to 256 and a multiple of 4.
+// cluster's shared memory; of a short window only the few strands that have a tile are kept. Head
+// dimension up to 256 and a multiple of 4.
 #include <cooperative_groups.h>
 
 #include <cmath>
@@ -25,11 +26,13 @@ using device::reads;
 using device::writes;
 using device::cuda::launch_cuda;
 using device::cuda::prefetch;
+using device::cuda::prefetch_line;
 using device::cuda::wait_for_inputs;
 
 constexpr int kWarps = 8;
 constexpr int kTile = 32;
 constexpr int kStrands = 32;
+constexpr int kShortTiles = 8;  // at most, of a window that is short
 
 struct AttentionKernel {
   const float* qkv;
@@ -284,18 +287,40 @@ __device__ const float* of_strand(const float* mine, int strand) {
                                                       (kStrands / kShare));
 }
 
+// Where the strands of a row lie in shared memory: in their order, or, of a short window, from the
+// strand of its first tile on.
+template <int kShare, bool kShort>
+struct Places {
+  static constexpr int kHere = kShort ? kShortTiles : kStrands / kShare;
+  int first = 0;  // that strand
+
+  __device__ int of(int strand) const {
+    return kShort ? (strand - first + kStrands) % kStrands : strand % kHere;
+  }
+  __device__ bool holds(int strand) const { return !kShort || of(strand) < kHere; }
+  // The i-th strand of those that are held, in order.
+  __device__ int strand(int i) const {
+    if constexpr (!kShort) return i;
+    const int wrapped = max(first + kHere - kStrands, 0);
+    return i < wrapped ? i : first + i - wrapped;
+  }
+};
+
 // Joins the strands' sums: scaled to the largest of all, in the order of the strands.
-template <int kHeads, int kShare>
+template <int kHeads, int kShare, bool kShort>
 __device__ void join(const AttentionKernel& a, const Heads& heads, std::int64_t row,
-                     const Shared<kHeads, kStrands / kShare>& shared) {
-  constexpr int kHere = kStrands / kShare;
+                     const Shared<kHeads, Places<kShare, kShort>::kHere>& shared,
+                     Places<kShare, kShort> places) {
+  constexpr int kHeld = kShort ? kShortTiles : kStrands;
   const int warp = threadIdx.x / 32;
   const int strand = threadIdx.x % 32;
-  const int place = strand % kHere * kHeads;
+  const bool held = places.holds(strand);
+  const int place = held ? places.of(strand) * kHeads : 0;
 #pragma unroll 1
   for (int h = warp; h < heads.count; h += kWarps) {
     const float sink = sink_at(a, heads.first + h);
-    const float largest = of_strand<kShare>(shared.largest, strand)[place + h];
+    const float largest =
+        held ? of_strand<kShare>(shared.largest, strand)[place + h] : -INFINITY;
     const float most = fmaxf(sink, warp_max(largest));
     const float factor = largest == -INFINITY ? 0.0f : expf(__fadd_rn(largest, -most));
     shared.factor[h * kStrands + strand] = factor;
@@ -314,13 +339,14 @@ __device__ void join(const AttentionKernel& a, const Heads& heads, std::int64_t 
     const int h = i / dim;
     float sum = 0.0f;
 #pragma unroll 1
-    for (int first = 0; first < kStrands; first += 8) {
+    for (int first = 0; first < kHeld; first += 8) {
       float factor[8], part[8];
 #pragma unroll
       for (int s = 0; s < 8; ++s) {
-        factor[s] = shared.factor[h * kStrands + first + s];
-        const float* sums = of_strand<kShare>(shared.sums, first + s) +
-                            ((first + s) % kHere * kHeads + h) * dim;
+        const int of = places.strand(first + s);
+        factor[s] = shared.factor[h * kStrands + of];
+        const float* sums =
+            of_strand<kShare>(shared.sums, of) + (places.of(of) * kHeads + h) * dim;
         part[s] = factor[s] == 0.0f ? 0.0f : sums[i % dim];
       }
 #pragma unroll
@@ -330,10 +356,10 @@ __device__ void join(const AttentionKernel& a, const Heads& heads, std::int64_t 
   }
 }
 
-template <int kHeads, int kPairs, int kDim, int kShare>
+template <int kHeads, int kPairs, int kDim, int kShare, bool kShort>
 __global__ void __launch_bounds__(kWarps * 32) attention_kernel(AttentionKernel a) {
   extern __shared__ float4 shared_words[];
-  constexpr int kHere = kStrands / kShare;
+  constexpr int kHere = Places<kShare, kShort>::kHere;
   const Shared<kHeads, kHere> shared(reinterpret_cast<float*>(shared_words), a.dim);
   // What the host wrote before the step can be read at once.
   const std::int64_t row = blockIdx.x / kShare;
@@ -352,8 +378,12 @@ __global__ void __launch_bounds__(kWarps * 32) attention_kernel(AttentionKernel 
       .end = smaller(position + 1, a.blocks * a.page_size),
       .table = a.block_tables + (visible ? sequence : 0) * a.blocks};
   const int rank = kShare == 1 ? 0 : static_cast<int>(cg::this_cluster().block_rank());
+  const Places<kShare, kShort> places{
+      kShort ? static_cast<int>(span.begin / kTile % kStrands) : 0};
+  if (threadIdx.x == 0) prefetch_line(a.sinks);
   if (visible) {
-    prefetch_tile(a, span, heads.kv_head, rank * kHere + static_cast<int>(threadIdx.x) / 32);
+    prefetch_tile(a, span, heads.kv_head,
+                  (places.first + rank * kHere + static_cast<int>(threadIdx.x) / 32) % kStrands);
   }
   wait_for_inputs();
   if (!is_active) return;  // the whole cluster
@@ -372,14 +402,16 @@ __global__ void __launch_bounds__(kWarps * 32) attention_kernel(AttentionKernel 
 #pragma unroll 1
   for (int here = static_cast<int>(threadIdx.x) / 32; here < kHere; here += kWarps) {
     run_strand<kHeads, kPairs, kDim, kHere>(a, span, heads.kv_head, shared,
-                                            make_int2(rank * kHere + here, here));
+                                            make_int2(
+                                                (places.first + rank * kHere + here) % kStrands,
+                                                here));
   }
   if constexpr (kShare == 1) {
     __syncthreads();
-    join<kHeads, kShare>(a, heads, row, shared);
+    join<kHeads, kShare, kShort>(a, heads, row, shared, places);
   } else {
     cg::this_cluster().sync();
-    join<kHeads, kShare>(a, heads, row, shared);
+    join<kHeads, kShare, kShort>(a, heads, row, shared, places);
     cg::this_cluster().sync();
   }
 }
@@ -395,17 +427,19 @@ struct Choice {
   int heads = 0;
   unsigned share = 1;
 };
-template <int kHeads, int kPairs, int kDim, int kBlocks>
+template <int kHeads, int kPairs, int kDim, int kBlocks, bool kShort = false>
 Choice choice(std::int64_t dim) {
-  return {attention_kernel<kHeads, kPairs, kDim, kBlocks>,
-          Shared<kHeads, kStrands / kBlocks>::bytes(dim), kHeads, kBlocks};
+  return {attention_kernel<kHeads, kPairs, kDim, kBlocks, kShort>,
+          Shared<kHeads, Places<kBlocks, kShort>::kHere>::bytes(dim), kHeads, kBlocks};
 }
 Choice choose(std::int64_t rows, std::int64_t dim, std::int64_t window) {
   if (dim == 64) {
-    const bool is_short = window > 0 && window <= 8 * kTile;
-    if (rows <= kFewRows && is_short) return choice<2, 1, 64, 1>(dim);
+    const bool is_short = window > 0 && window <= (kShortTiles - 1) * kTile;
+    if (is_short) {
+      return rows <= kFewRows ? choice<2, 1, 64, 1, true>(dim) : choice<8, 1, 64, 1, true>(dim);
+    }
     if (rows <= kFewRows) return choice<2, 1, 64, kShare>(dim);
-    if (rows <= kSharedRows && !is_short) return choice<8, 1, 64, kShare>(dim);
+    if (rows <= kSharedRows) return choice<8, 1, 64, kShare>(dim);
     return choice<8, 1, 64, 1>(dim);
   }
   const bool shares = rows <= kSharedRows;

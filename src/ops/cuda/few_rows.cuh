@@ -37,8 +37,8 @@ struct FewRows {
     }
   }
 
-  // Calls store(tile, row of 16, column, value, value of the partner row) from 128 threads.
-  // `x`: all rows in shared memory; `rows` of them are there, at least 1.
+  // Calls store(tile, row of 16, column, value, value of the partner row) of `rows` columns, by
+  // whole warps. `x`: all rows in shared memory; `rows` of them are there, at least 1.
   template <int kPartner, typename Store>
   __device__ void run(const std::byte* x, int rows, FewSums& sums, const Store& store) {
     using Order = typename Matrix::Order;
@@ -64,58 +64,21 @@ struct FewRows {
                                       Order::kStageBytes, 0, acc);
         }
       }
-      add_up<kPartner>(acc[0][0], sums.value[parity], store);
+      add_up<kPartner>(acc[0][0], rows, sums.value[parity], store);
       ++tile;
     }
   }
 
-  // As run, for one tile and units of a word: x is read where it is. `row`: the lane's row.
-  template <int kPartner, typename Store>
-  __device__ void run_direct(const float* row, FewSums& sums, const Store& store) {
-    static_assert(Matrix::kUnits == 4, "a unit is one chunk of a lane");
-    const Lines lines = matrix.lines(tile);
-    const float* x = row + threadIdx.x % 4 * 8;
-    float acc[4] = {};
-#pragma unroll 1
-    for (int round = 0; round < rounds; ++round) {
-#pragma unroll
-      for (int pair = 0; pair < kAhead; pair += 2) {
-        const int first = unit_begin + round * kAhead + pair;
-        Eight values[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const bool there = first + i < unit_end && first + i < matrix.units;
-          values[i] = there ? load_eight(x + (first + i) * 32) : Eight{};
-        }
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const Unit now = ring[pair + i];
-          const int next = first + kAhead + i;
-          ring[pair + i] = matrix.load(lines, next, next < unit_end);
-          if (first + i >= unit_end) continue;
-          const Chunk c = split_chunk<typename Matrix::Order>(values[i]);
-          std::uint32_t a[2][4];
-          Matrix::fragment(now, {}, a);
-          mma_bf16(acc, a[0], c.hi[0], c.hi[1]);
-          mma_bf16(acc, a[0], c.lo[0], c.lo[1]);
-          mma_bf16(acc, a[1], c.hi[2], c.hi[3]);
-          mma_bf16(acc, a[1], c.lo[2], c.lo[3]);
-        }
-      }
-    }
-    add_up<kPartner>(acc, sums.value[0], store);
-  }
-
  private:
   template <int kPartner, typename Store>
-  __device__ void add_up(const float (&acc)[4], float (&sums)[kWarps][16][kColumns + 1],
-                         const Store& store) {
+  __device__ void add_up(const float (&acc)[4], int rows,
+                         float (&sums)[kWarps][16][kColumns + 1], const Store& store) {
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < 4; ++i) sums[warp][lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2] = acc[i];
     __syncthreads();
-    if (threadIdx.x >= 16 * kColumns) return;
+    if (warp * 2 >= rows) return;
     const int row = threadIdx.x % 16;
     const int column = threadIdx.x / 16;
     float sum = 0.0f;

@@ -10,6 +10,7 @@
 #include "ops/cuda/launchers.h"
 #include "ops/cuda/few_rows.cuh"
 #include "ops/cuda/tile_rows.cuh"
+#include "ops/cuda/tile_store.cuh"
 
 namespace holdfast::ops::cuda {
 namespace {
@@ -21,6 +22,7 @@ using device::writes;
 using device::cuda::launch_cuda;
 using device::cuda::LaunchShape;
 using device::cuda::prefetch;
+using device::cuda::prefetch_line;
 using device::cuda::wait_for_inputs;
 
 // Null where an operand is absent. Whole 8-byte words, so that there is no padding whose stale
@@ -50,6 +52,11 @@ struct Product {
                slot_count = 0;
 };
 
+__device__ void prefetch_value(const void* values, std::int64_t is_f32, std::int64_t i) {
+  if (values != nullptr) {
+    prefetch_line(static_cast<const std::byte*>(values) + i * (is_f32 != 0 ? 4 : 2));
+  }
+}
 __device__ float value_at(const void* values, std::int64_t is_f32, std::int64_t i) {
   if (values == nullptr) return 0.0f;
   if (is_f32 != 0) return static_cast<const float*>(values)[i];
@@ -119,44 +126,91 @@ struct Bf16Matrix {
 };
 
 // What becomes of a sum: bias, residual and out; of qkv also rope, and keys and values go to their
-// pages. `i` is its row in the tile, `other` the sum 8 rows on or before.
+// pages. As tile_rows.cuh wants it.
 template <bool kRope>
 struct Finish {
+  static constexpr int kPartner = kRope ? 8 : 0;
+  struct Row {
+    std::int64_t output = 0;
+    float bias = 0, partner_bias = 0;
+    bool is_low = false;  // of a head's halves
+  };
+  struct Column {
+    std::int64_t row = -1;  // -1: there is none
+    std::int64_t position = -1, slot = -1;
+  };
+  struct Extra {
+    float residual = 0, cosine = 0, sine = 0;
+  };
   const Product& p;
   const Bf16Matrix& matrix;
   std::int64_t first_row, row_end;
 
-  __device__ void operator()(int tile, int i, int column, float sum, float other) const {
-    const std::int64_t row = first_row + column;
-    const std::int64_t output = matrix.row(tile, i);
-    if (row >= row_end || output >= p.outputs) return;
-    sum = __fadd_rn(sum, value_at(p.bias, p.bias_is_f32, output));
+  // `i`: the row in the tile; the partner is 8 rows on or before.
+  __device__ Row row(int tile, int i) const {
+    Row row{.output = matrix.row(tile, i), .is_low = i < 8};
+    if (row.output >= p.outputs) return row;
+    row.bias = value_at(p.bias, p.bias_is_f32, row.output);
     if constexpr (kRope) {
-      const std::int64_t partner = matrix.row(tile, i ^ 8);
-      other = __fadd_rn(other, value_at(p.bias, p.bias_is_f32, partner));
-      return store_qkv(row, output, i, sum, other);
+      row.partner_bias = value_at(p.bias, p.bias_is_f32, matrix.row(tile, i ^ 8));
     }
-    if (p.residual != nullptr) sum = __fadd_rn(sum, p.residual[row * p.outputs + output]);
-    p.out[row * p.outputs + output] = sum;
+    return row;
   }
-
-  __device__ void store_qkv(std::int64_t row, std::int64_t output, int i, float sum,
-                            float other) const {
-    const std::int64_t position = p.positions[row];
-    if (output < p.rotated_end && position >= 0 && position < p.max_positions) {
-      const std::int64_t at = position * p.half + output % p.half;
-      const float turned = __fmul_rn(other, p.sine[at]);
-      sum = fmaf(sum, p.cosine[at], i < 8 ? -turned : turned);
+  __device__ Column column(int at) const {
+    Column column;
+    if (first_row + at >= row_end) return column;
+    column.row = first_row + at;
+    if constexpr (kRope) {
+      column.position = p.positions[column.row];
+      column.slot = p.slot_mapping[column.row];
     }
-    if (output < p.query_end) {
-      p.out[row * p.outputs + output] = sum;
-      return;
+    return column;
+  }
+  __device__ bool turns(const Row& row, const Column& column) const {
+    return row.output < p.rotated_end && column.position >= 0 && column.position < p.max_positions;
+  }
+  __device__ Extra extra(const Row& row, const Column& column) const {
+    Extra extra;
+    if (column.row < 0 || row.output >= p.outputs) return extra;
+    if constexpr (kRope) {
+      if (!turns(row, column)) return extra;
+      const auto half = static_cast<unsigned>(p.half);
+      const std::int64_t at = column.position * p.half + static_cast<unsigned>(row.output) % half;
+      extra.cosine = __ldg(p.cosine + at);
+      extra.sine = __ldg(p.sine + at);
+    } else if (p.residual != nullptr) {
+      extra.residual = p.residual[column.row * p.outputs + row.output];
     }
-    const std::int64_t slot = p.slot_mapping[row];
-    if (slot < 0 || slot >= p.slot_count) return;
-    const std::int64_t at = output - p.query_end;
-    float* pages = at < p.kv_width ? p.key_pages : p.value_pages;
-    pages[slot * p.kv_width + at % p.kv_width] = sum;
+    return extra;
+  }
+  __device__ void store(const Row& row, const Column& column, const Extra& extra, float sum,
+                        float other) const {
+    if (column.row < 0 || row.output >= p.outputs) return;
+    sum = __fadd_rn(sum, row.bias);
+    if constexpr (kRope) {
+      other = __fadd_rn(other, row.partner_bias);
+      if (turns(row, column)) {
+        const float turned = __fmul_rn(other, extra.sine);
+        sum = fmaf(sum, extra.cosine, row.is_low ? -turned : turned);
+      }
+      if (row.output >= p.query_end) return store_key(row, column, sum);
+    } else if (p.residual != nullptr) {
+      sum = __fadd_rn(sum, extra.residual);
+    }
+    p.out[column.row * p.outputs + row.output] = sum;
+  }
+  // Or a value.
+  __device__ void store_key(const Row& row, const Column& column, float sum) const {
+    if (column.slot < 0 || column.slot >= p.slot_count) return;
+    const std::int64_t at = row.output - p.query_end;
+    const bool is_key = at < p.kv_width;
+    float* pages = is_key ? p.key_pages : p.value_pages;
+    pages[column.slot * p.kv_width + (is_key ? at : at - p.kv_width)] = sum;
+  }
+  __device__ void operator()(int tile, int i, int at, float sum, float other) const {
+    const Row of = row(tile, i);
+    const Column to = column(at);
+    store(of, to, extra(of, to), sum, other);
   }
 };
 
@@ -167,11 +221,46 @@ __device__ const float* row_of(const Product& p, std::int64_t r) {
   return from >= 0 && from < p.x_row_count ? p.x + from * p.inputs : nullptr;
 }
 
+// The only row of x, normed, into shared memory; it is read once.
+template <int kHeld>
+__device__ void bring_row(const Product& p, int stages, std::byte* to) {
+  __shared__ float sums[kWarps];
+  const float* x = row_of(p, 0);
+  Eight held[kHeld] = {}, weights[kHeld] = {};
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    const std::int64_t column = (threadIdx.x + i * kThreads) * 8;
+    if (column >= p.inputs) continue;
+    if (x != nullptr) held[i] = load_eight(x + column);
+    weights[i] = load_weights(p.norm, p.norm_is_f32, column);
+  }
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) sum = add_squares(held[i], sum);
+  sum = warp_total(sum);
+  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
+  __syncthreads();
+  const float scale = norm_scale(sums, p.inputs, static_cast<float>(p.eps));
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    const int chunk = static_cast<int>(threadIdx.x) + i * kThreads;
+    if (chunk >= stages * 16) continue;
+    store_chunk<PlainOrder>(
+        to + chunk / 16 * PlainOrder::kStageBytes + PlainOrder::chunk_offset(chunk % 16),
+        normed(held[i], scale, weights[i]));
+  }
+  __syncthreads();
+}
+
 // All rows of x, normed, into shared memory.
 __device__ void bring_rows(const Product& p, int rows, std::byte* to) {
   __shared__ float sums[kColumns][kWarps];
   __shared__ float scales[kColumns];
   const int stages = stages_of(p.inputs);
+  constexpr int kHeld = 2;
+  if (rows == 1 && p.norm != nullptr && stages * 16 <= kHeld * kThreads) {
+    return bring_row<kHeld>(p, stages, to);
+  }
   if (p.norm != nullptr) {
     for (int r = 0; r < rows; ++r) {
       const float* x = row_of(p, r);
@@ -204,7 +293,7 @@ __device__ void bring_rows(const Product& p, int rows, std::byte* to) {
   __syncthreads();
 }
 
-extern __shared__ uint4 shared_words[];
+extern __shared__ __align__(128) uint4 shared_words[];
 __device__ std::byte* shared_bytes() { return reinterpret_cast<std::byte*>(shared_words); }
 
 __device__ std::int64_t active_rows(const Product& p) {
@@ -212,7 +301,7 @@ __device__ std::int64_t active_rows(const Product& p) {
 }
 
 // Weights are read before the kernels before this one have ended: those write none.
-template <bool kRope, bool kDirect>
+template <bool kRope>
 __global__ void __launch_bounds__(kThreads, 3) few_linear_kernel(Product p) {
   __shared__ FewSums sums;
   const Bf16Matrix matrix(p);
@@ -221,17 +310,18 @@ __global__ void __launch_bounds__(kThreads, 3) few_linear_kernel(Product p) {
   FewRows<Bf16Matrix, 4> work(matrix, first,
                               min(first + static_cast<int>(p.tiles_of_block), tiles));
   if (p.tiles_of_block == 1 && threadIdx.x < 16) {
+    if (threadIdx.x % 8 == 0) {
+      prefetch_value(p.bias, p.bias_is_f32, matrix.clamped(matrix.row(first, threadIdx.x)));
+    }
     prefetch(matrix.weight + matrix.clamped(matrix.row(first, threadIdx.x)) * p.inputs,
              static_cast<unsigned>(p.inputs) * 2);
+  }
+  if (p.norm != nullptr && threadIdx.x == 16) {
+    prefetch(p.norm, static_cast<unsigned>(p.inputs) * (p.norm_is_f32 != 0 ? 4 : 2));
   }
   wait_for_inputs();
   const std::int64_t active = active_rows(p);
   if (active == 0) return;
-  if constexpr (kDirect) {
-    const std::int64_t row = smaller(threadIdx.x % 32 / 4, active - 1);
-    return work.template run_direct<kRope ? 8 : 0>(p.x + row * p.inputs, sums,
-                                                   Finish<kRope>{p, matrix, 0, active});
-  }
   bring_rows(p, static_cast<int>(active), shared_bytes());
   work.template run<kRope ? 8 : 0>(shared_bytes(), static_cast<int>(active), sums,
                           Finish<kRope>{p, matrix, 0, active});
@@ -239,9 +329,13 @@ __global__ void __launch_bounds__(kThreads, 3) few_linear_kernel(Product p) {
 
 // ------------------------------------------------------------------------------ more rows
 
+// Units on their way: as many as leave registers for the sums.
+template <int kRowTiles, int kGroups>
+constexpr int kAheadOf = 4;
+
 template <bool kRope, int kGroups>
 __global__ void __launch_bounds__(kThreads, 2) cluster_linear_kernel(Product p) {
-  using Tile = TileRows<Bf16Matrix, 1, kGroups, kGroups >= 4 ? 2 : 4, Totals::kNone>;
+  using Tile = TileRows<Bf16Matrix, 1, kGroups, kAheadOf<1, kGroups>, Totals::kNone>;
   const Bf16Matrix matrix(p);
   const auto block = static_cast<int>(blockIdx.x) / kSegments;
   const int segment = segment_stages(matrix.stages());
@@ -251,6 +345,7 @@ __global__ void __launch_bounds__(kThreads, 2) cluster_linear_kernel(Product p) 
     const int row = matrix.row(block * kWarps + static_cast<int>(threadIdx.x) / 16,
                                static_cast<int>(threadIdx.x) % 16);
     const int column = begin * kStageColumns;
+    if (threadIdx.x % 8 == 0) prefetch_value(p.bias, p.bias_is_f32, matrix.clamped(row));
     prefetch(matrix.weight + matrix.clamped(row) * p.inputs + column,
              2 * (min(end * kStageColumns, static_cast<int>(p.inputs)) - column));
   }
@@ -265,17 +360,13 @@ __global__ void __launch_bounds__(kThreads, 2) cluster_linear_kernel(Product p) 
                return first_row + i < row_end ? p.x + (first_row + i) * p.inputs : nullptr;
              });
   }
-  const Finish<kRope> finish{p, matrix, first_row, row_end};
-  add_cluster<kRope ? 8 : 0>(
-      tile.acc[0], *reinterpret_cast<TileSums<kGroups>*>(shared_bytes()),
-      [&](int rank, int i, int column, float sum, float other) {
-        finish(block * kWarps + rank, i, column, sum, other);
-      });
+  store_cluster<kGroups>(Finish<kRope>{p, matrix, first_row, row_end}, block * kWarps, tile.acc[0],
+                         *reinterpret_cast<TileSums<kGroups>*>(shared_bytes()));
 }
 
 template <bool kRope, int kRowTiles, int kGroups>
 __global__ void __launch_bounds__(kThreads, kRowTiles == 1 ? 2 : 1) tile_linear_kernel(Product p) {
-  using Tile = TileRows<Bf16Matrix, kRowTiles, kGroups, kGroups >= 4 ? 2 : 4,
+  using Tile = TileRows<Bf16Matrix, kRowTiles, kGroups, kAheadOf<kRowTiles, kGroups>,
                         kTotalsOf<kRowTiles, kGroups>>;
   wait_for_inputs();
   const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.x) * kGroups * kColumns;
@@ -292,11 +383,8 @@ __global__ void __launch_bounds__(kThreads, kRowTiles == 1 ? 2 : 1) tile_linear_
   __syncthreads();  // x has been read
 #pragma unroll
   for (int t = 0; t < kRowTiles; ++t) {
-    store_tile<kRope ? 8 : 0, kGroups>(
-        tile.acc[t], *reinterpret_cast<TileSums<kGroups>*>(shared_bytes()),
-        [&](int i, int column, float sum, float other) {
-          finish(first_tile + t, i, column, sum, other);
-        });
+    store_tile<kGroups>(finish, first_tile + t, tile.acc[t],
+                        *reinterpret_cast<TileSums<kGroups>*>(shared_bytes()));
   }
 }
 
@@ -339,23 +427,20 @@ template <bool kRope>
 Status launch_few(device::Stream& stream, const char* name, Product p, const Operands& operands) {
   const std::int64_t tiles = (p.outputs + 15) / 16;
   p.tiles_of_block = p.outputs >= kManyOutputs ? 8 : 1;
-  const bool direct = p.norm == nullptr && p.tiles_of_block == 1;
-  const int row_bytes = PlainOrder::row_bytes(stages_of(p.inputs));
-  const auto shared = direct ? std::size_t{0} : static_cast<std::size_t>(row_bytes * p.rows);
+  const std::int64_t row_bytes = PlainOrder::row_bytes(stages_of(p.inputs));
   return launch_cuda(stream,
                      {name,
                       {.grid = dim3(blocks(tiles, p.tiles_of_block)),
                        .block = dim3(kThreads),
-                       .shared_bytes = shared,
+                       .shared_bytes = static_cast<std::size_t>(row_bytes * p.rows),
                        .overlaps = true}},
-                     direct ? few_linear_kernel<kRope, true> : few_linear_kernel<kRope, false>, p,
-                     operands);
+                     few_linear_kernel<kRope>, p, operands);
 }
 
 template <bool kRope, int kGroups>
 Status launch_cluster(device::Stream& stream, const char* name, const Product& p,
                       const Operands& operands) {
-  using Tile = TileRows<Bf16Matrix, 1, kGroups, 4, Totals::kNone>;
+  using Tile = TileRows<Bf16Matrix, 1, kGroups, kAheadOf<1, kGroups>, Totals::kNone>;
   return launch_cuda(
       stream,
       {name,
@@ -371,7 +456,8 @@ Status launch_cluster(device::Stream& stream, const char* name, const Product& p
 template <bool kRope, int kRowTiles, int kGroups>
 Status launch_tiles(device::Stream& stream, const char* name, const Product& p,
                     const Operands& operands) {
-  using Tile = TileRows<Bf16Matrix, kRowTiles, kGroups, 4, kTotalsOf<kRowTiles, kGroups>>;
+  using Tile = TileRows<Bf16Matrix, kRowTiles, kGroups, kAheadOf<kRowTiles, kGroups>,
+                        kTotalsOf<kRowTiles, kGroups>>;
   return launch_cuda(stream,
                      {name,
                       {.grid = dim3(blocks(p.rows, kGroups * kColumns),
@@ -385,8 +471,10 @@ Status launch_tiles(device::Stream& stream, const char* name, const Product& p,
 template <bool kRope>
 Status launch(device::Stream& stream, const char* name, const Product& p,
               const Operands& operands) {
-  if (p.rows <= kFewRows) return launch_few<kRope>(stream, name, p, operands);
-  if (p.rows <= kClusterRows && p.outputs < kManyOutputs) {
+  const bool shares = p.norm == nullptr && p.outputs < kManyOutputs;
+  if (p.rows <= kFewRows && !shares) return launch_few<kRope>(stream, name, p, operands);
+  if (p.rows <= kClusterRows && shares) {
+    if (p.rows <= kFewRows) return launch_cluster<kRope, 1>(stream, name, p, operands);
     if (p.rows <= 16) return launch_cluster<kRope, 2>(stream, name, p, operands);
     if (p.rows <= 32) return launch_cluster<kRope, 4>(stream, name, p, operands);
     return launch_cluster<kRope, 8>(stream, name, p, operands);

@@ -7,7 +7,8 @@
 //
 // Three ways to share that work out, by the number of rows of x:
 //   few_rows      up to 8: a warp for each segment, all of x in shared memory
-//   tile_rows     many: a warp for each 16 (or 32) rows of the matrix, one segment after the other
+//   tile_rows     many: a warp for each 16 (or 32) rows of the matrix, one segment after the other,
+//                 four warps together (wgmma.cuh)
 //   cluster_rows  between: as tile_rows, with a block for each segment and sums through the
 //                 cluster's shared memory
 //
@@ -42,6 +43,7 @@ struct PlainOrder {
   __host__ __device__ static int row_bytes(int stages) { return stages * kStageBytes + 16; }
   __device__ static int offset(int q, int word) { return word * 128 + q * 32; }
   __device__ static int chunk_offset(int chunk) { return chunk * 32; }
+  __device__ static int chunk(int q, int word) { return word * 4 + q; }
   __device__ static constexpr int column(int i) { return i; }
 };
 // For MXFP4: lane q takes block q of 32 columns, a word of 8 codes at a time, which are decoded in
@@ -53,6 +55,7 @@ struct Mxfp4Order {
   }
   __device__ static int offset(int q, int word) { return q * 144 + word * 32; }
   __device__ static int chunk_offset(int chunk) { return chunk / 4 * 144 + chunk % 4 * 32; }
+  __device__ static int chunk(int q, int word) { return q * 4 + word; }
   __device__ static constexpr int column(int i) { return i / 2 + i % 2 * 4; }
 };
 

@@ -21,6 +21,8 @@ using device::reads;
 using device::writes;
 using device::cuda::cluster_began;
 using device::cuda::launch_cuda;
+using device::cuda::prefetch;
+using device::cuda::prefetch_line;
 using device::cuda::wait_for_cluster;
 using device::cuda::wait_for_inputs;
 
@@ -183,6 +185,10 @@ __global__ void __launch_bounds__(kThreads) route_kernel(RouteKernel a) {
     const bool there = first < a.top_k.experts && lane + 32 * i < chunks;
     held[i] = there ? __ldg(weights + static_cast<std::int64_t>(first) * chunks + lane + 32 * i)
                     : make_uint4(0, 0, 0, 0);
+  }
+  if (threadIdx.x == 0) {
+    prefetch(a.norm, static_cast<unsigned>(a.columns) * (a.norm_is_f32 != 0 ? 4 : 2));
+    prefetch_line(a.bias);
   }
   wait_for_inputs();
   const std::int64_t row = blockIdx.x / kShare;
