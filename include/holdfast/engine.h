@@ -41,7 +41,8 @@ struct EngineOptions {
   std::string expert_activations = "published";
   // Quantises bf16, f16 or f32 experts as they arrive, at the first load and at every reload and
   // push, into what quantize_checkpoint writes: one of quantize_schemes(), or "" for experts as the
-  // checkpoint has them. Parameters stay what the source publishes. On the CPU.
+  // checkpoint has them. Parameters stay what the source publishes. The host makes them, also for a
+  // GPU.
   std::string quantize_experts = "";
   std::int64_t quantize_group_size = 128;  // int4: inputs to a scale
   std::string commit = "remap";      // the first load's strategy too: "remap", "copy" or "stream"
