@@ -44,7 +44,8 @@ void step(RequestQueue& queue) {
   static const std::vector<float> logits = {0, 1, 2, 3, 4, 5, 6, 7};
   const auto wrote = [](std::int32_t, std::span<const std::int32_t>) { return Status(); };
   const auto read = [](std::int64_t) -> Result<std::span<const float>> { return {logits}; };
-  HF_ASSERT(queue.plan(1, wrote).ok() && queue.take_results(read, 1).ok(), "a step failed");
+  const Results::Read results{.logits = read, .experts = {}, .choice = {}};
+  HF_ASSERT(queue.plan(1, wrote).ok() && queue.take_results(results, 1).ok(), "a step failed");
   benchmark::DoNotOptimize(queue.take_events());
 }
 

@@ -1,9 +1,8 @@
 #include "experts/cpu_grouping.h"
 
-#include <string>
-
 #include "base/error.h"
 #include "device/cpu/cpu_device.h"
+#include "experts/layer_slots.h"
 
 namespace holdfast::experts {
 
@@ -11,15 +10,6 @@ using device::reads;
 using device::writes;
 using tensor::DType;
 using tensor::TensorView;
-
-Result<storage::SlotId> define_scratch(storage::Registry& registry, const char* name, DType dtype,
-                                       const tensor::Shape& shape) {
-  return registry.define(storage::SlotSpec{.name = std::string("experts.workspace.") + name,
-                                           .slot_class = storage::SlotClass::kScratch,
-                                           .dtype = dtype,
-                                           .shape = shape,
-                                           .arena = {}});
-}
 
 Result<GroupingSlots> define_grouping(storage::Registry& registry, const ExpertsShape& shape) {
   const std::int64_t pairs = shape.max_rows * shape.experts_per_token;

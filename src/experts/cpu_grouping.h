@@ -8,10 +8,6 @@
 
 namespace holdfast::experts {
 
-// "experts.workspace.<name>", a scratch slot.
-Result<storage::SlotId> define_scratch(storage::Registry& registry, const char* name,
-                                       tensor::DType dtype, const tensor::Shape& shape);
-
 struct GroupingSlots {
   storage::SlotId group_begin, group_pairs;
   storage::SlotId down_out;  // f32 [n * K, H]

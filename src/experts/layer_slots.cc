@@ -89,6 +89,15 @@ Status check_workspace(const ExpertsSpec& spec, const ExpertsShape& workspace) {
                     workspace.experts_per_token, workspace.max_rows);
 }
 
+Result<SlotId> define_scratch(Registry& registry, const char* name, DType dtype,
+                              const tensor::Shape& shape) {
+  return registry.define(SlotSpec{.name = std::string("experts.workspace.") + name,
+                                  .slot_class = SlotClass::kScratch,
+                                  .dtype = dtype,
+                                  .shape = shape,
+                                  .arena = {}});
+}
+
 Result<SlotId> define_constant(Registry& registry, const ExpertsSpec& spec, const std::string& name,
                                float value) {
   const auto count = static_cast<std::size_t>(spec.shape.expert_count);

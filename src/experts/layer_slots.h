@@ -24,6 +24,10 @@ Status check_spec(const ExpertsSpec& spec);
 // naming both.
 Status check_workspace(const ExpertsSpec& spec, const ExpertsShape& workspace);
 
+// "experts.workspace.<name>", a scratch slot that all layers share.
+Result<storage::SlotId> define_scratch(storage::Registry& registry, const char* name,
+                                       tensor::DType dtype, const tensor::Shape& shape);
+
 // A constant f32 [E] in kConstantsArena, the same value for every expert.
 Result<storage::SlotId> define_constant(storage::Registry& registry, const ExpertsSpec& spec,
                                         const std::string& name, float value);

@@ -10,6 +10,7 @@
 
 #include "base/assert.h"
 #include "experts/experts.h"
+#include "experts/test_operands.h"
 #include "experts/test_tensors.h"
 #include "ops/host_tensor.h"
 #include "storage/registry.h"
@@ -35,13 +36,7 @@ class TestLayer {
     backend_ = make_experts_backend(kind);
     backend_->define_workspace(registry_, shape_).value();
     layer_ = backend_->define(registry_, spec_).value();
-    const std::int64_t n = shape_.max_rows;
-    x_ = operand("x", DType::kF32, {n, shape_.hidden_size});
-    ids_ = operand("ids", DType::kI32, {n, shape_.experts_per_token});
-    weights_ = operand("weights", DType::kF32, {n, shape_.experts_per_token});
-    residual_ = operand("residual", DType::kF32, {n, shape_.hidden_size});
-    out_ = operand("out", DType::kF32, {n, shape_.hidden_size});
-    active_ = operand("active_rows", DType::kI32, {1});
+    operands_ = define_operands(registry_, shape_);
     registry_.seal(runner_.device()).value();
   }
   ~TestLayer() { registry_.close(); }
@@ -84,12 +79,7 @@ class TestLayer {
 
   // Operands of a step of rows [begin, begin + count); the active count is in memory.
   ExpertsArgs args(std::int64_t begin, std::int64_t count) const {
-    return {.x = view(x_).rows(begin, count),
-            .ids = view(ids_).rows(begin, count),
-            .weights = view(weights_).rows(begin, count),
-            .residual = view(residual_).rows(begin, count),
-            .out = view(out_).rows(begin, count),
-            .active_rows = view(active_)};
+    return rows_of(registry_, operands_, begin, count);
   }
   Status forward(std::int64_t begin, std::int64_t count) {
     return layer_->forward(runner_.context(), args(begin, count));
@@ -98,21 +88,24 @@ class TestLayer {
   // Random rows, distinct experts per row, weights that sum to 1; out is poison, all rows active.
   void randomize_rows(std::uint64_t seed) {
     base::Rng rng(seed);
-    for (float& value : floats(x_)) value = ops::testing::random_float(rng, 1.0f);
-    for (float& value : floats(residual_)) value = ops::testing::random_float(rng, 1.0f);
+    for (float& value : floats(operands_.x)) value = ops::testing::random_float(rng, 1.0f);
+    for (float& value : floats(operands_.residual)) value = ops::testing::random_float(rng, 1.0f);
     for (std::int64_t r = 0; r < shape_.max_rows; ++r) randomize_route(rng, r);
     poison_out();
     set_active(static_cast<std::int32_t>(shape_.max_rows));
   }
-  void poison_out() { std::memset(view(out_).address, 0xDD, view(out_).bytes()); }
-  void set_active(std::int32_t count) { *view(active_).as<std::int32_t>() = count; }
+  void poison_out() {
+    const tensor::TensorView out = view(operands_.out);
+    std::memset(out.address, std::to_integer<int>(device::kPoisonByte), out.bytes());
+  }
+  void set_active(std::int32_t count) { *view(operands_.active_rows).as<std::int32_t>() = count; }
 
-  std::span<float> x() { return floats(x_); }
-  std::span<float> out() { return floats(out_); }
-  std::span<float> residual() { return floats(residual_); }
-  std::span<float> weights() { return floats(weights_); }
+  std::span<float> x() { return floats(operands_.x); }
+  std::span<float> out() { return floats(operands_.out); }
+  std::span<float> residual() { return floats(operands_.residual); }
+  std::span<float> weights() { return floats(operands_.weights); }
   std::span<std::int32_t> ids() {
-    return {view(ids_).as<std::int32_t>(), view(ids_).bytes() / 4};
+    return {view(operands_.ids).as<std::int32_t>(), view(operands_.ids).bytes() / 4};
   }
   const ExpertsShape& shape() const { return shape_; }
   ops::testing::Runner& runner() { return runner_; }
@@ -123,15 +116,6 @@ class TestLayer {
   tensor::TensorView view(storage::SlotId slot) const { return registry_.view(slot); }
   std::span<float> floats(storage::SlotId slot) const {
     return {view(slot).as<float>(), view(slot).bytes() / sizeof(float)};
-  }
-  storage::SlotId operand(const char* name, DType dtype, const Shape& shape) {
-    return registry_
-        .define(storage::SlotSpec{.name = name,
-                                  .slot_class = storage::SlotClass::kInput,
-                                  .dtype = dtype,
-                                  .shape = shape,
-                                  .arena = {}})
-        .value();
   }
   static const HostTensor& tensor_of(const Tensors& tensors,
                                      const storage::ParameterSpec& parameter) {
@@ -180,7 +164,7 @@ class TestLayer {
   storage::Registry registry_;
   std::unique_ptr<ExpertsBackend> backend_;
   std::unique_ptr<ExpertsLayer> layer_;
-  storage::SlotId x_, ids_, weights_, residual_, out_, active_;
+  LayerOperands operands_;
 };
 
 }  // namespace holdfast::experts::testing

@@ -77,21 +77,16 @@ class CudaBackend final : public ExpertsBackend {
   std::string_view name() const override { return "holdfast"; }
 
   Status define_workspace(Registry& registry, const ExpertsShape& shape) override {
-    const auto scratch = [&registry](const char* name, DType dtype, const tensor::Shape& size) {
-      return registry.define(storage::SlotSpec{.name = std::string("experts.workspace.") + name,
-                                               .slot_class = storage::SlotClass::kScratch,
-                                               .dtype = dtype,
-                                               .shape = size,
-                                               .arena = {}});
-    };
     workspace_.shape = shape;
     const std::int64_t pairs = shape.max_rows * shape.experts_per_token;
-    HF_ASSIGN(workspace_.work, scratch("work", DType::kI32, {shape.expert_count, 4}));
-    HF_ASSIGN(workspace_.group_pairs, scratch("group_pairs", DType::kI32, {pairs}));
-    HF_ASSIGN(workspace_.activation,
-              scratch("activation", DType::kF32, {pairs, shape.intermediate_size}));
+    HF_ASSIGN(workspace_.work,
+              define_scratch(registry, "work", DType::kI32, {shape.expert_count, 4}));
+    HF_ASSIGN(workspace_.group_pairs,
+              define_scratch(registry, "group_pairs", DType::kI32, {pairs}));
+    HF_ASSIGN(workspace_.activation, define_scratch(registry, "activation", DType::kF32,
+                                                    {pairs, shape.intermediate_size}));
     HF_ASSIGN(workspace_.down_out,
-              scratch("down_out", DType::kF32, {pairs, shape.hidden_size}));
+              define_scratch(registry, "down_out", DType::kF32, {pairs, shape.hidden_size}));
     return {};
   }
 

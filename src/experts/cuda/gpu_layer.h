@@ -1,6 +1,6 @@
 // One experts layer on a GPU, its weights and rows copied from host tensors: what the tests of the
 // CUDA kernels run. Loads as a transaction does: resident parameters, derivations on the host,
-// constants. Tests only; one thread.
+// constants; all else is poisoned. Tests only; one thread.
 #pragma once
 
 #include <algorithm>
@@ -24,22 +24,16 @@ class GpuLayer {
                                      .tensors = tensors_of(format, shape),
                                      .shape = shape,
                                      .swiglu = swiglu}) {}
-  GpuLayer(device::Device& device, const ExpertsSpec& spec)
+  explicit GpuLayer(device::Device& device, const ExpertsSpec& spec,
+                    ExpertsBackendKind kind = ExpertsBackendKind::kHoldfast)
       : device_(device),
         stream_(device.create_stream().value()),
         kernels_(ops::make_cuda_kernels()),
         shape_(spec.shape) {
-    const ExpertsShape& shape = spec.shape;
-    backend_ = make_experts_backend(ExpertsBackendKind::kHoldfast, device::DeviceKind::kCuda);
-    backend_->define_workspace(registry_, shape).value();
+    backend_ = make_experts_backend(kind, device::DeviceKind::kCuda);
+    backend_->define_workspace(registry_, shape_).value();
     layer_ = backend_->define(registry_, spec).value();
-    const std::int64_t n = shape.max_rows;
-    x_ = operand("x", DType::kF32, {n, shape.hidden_size});
-    ids_ = operand("ids", DType::kI32, {n, shape.experts_per_token});
-    weights_ = operand("weights", DType::kF32, {n, shape.experts_per_token});
-    residual_ = operand("residual", DType::kF32, {n, shape.hidden_size});
-    out_ = operand("out", DType::kF32, {n, shape.hidden_size});
-    active_ = operand("active_rows", DType::kI32, {1});
+    operands_ = define_operands(registry_, shape_);
     registry_.seal(device).value();
   }
   ~GpuLayer() { registry_.close(); }
@@ -58,6 +52,7 @@ class GpuLayer {
     for (const storage::Slot& slot : registry_.slots()) {
       const auto value = registry_.constant_value(slot.id);
       if (!value.empty()) write(registry_.view(slot.id), value.data(), value.size());
+      if (!storage::is_versioned(slot.spec.slot_class)) poison(registry_.view(slot.id));
     }
     for (const storage::Derivation& derivation : registry_.derivations()) {
       for (std::int64_t i = 0; i < derivation.slice_count; ++i) {
@@ -67,33 +62,37 @@ class GpuLayer {
     return {};
   }
 
+  // Of all experts: "swiglu_alpha", or as the backend calls it.
+  void set_constant(const std::string& name, float value) {
+    const tensor::TensorView view =
+        registry_.view(registry_.find_slot("layers.0.experts." + name).value());
+    const std::vector<float> values(static_cast<std::size_t>(view.shape.element_count()), value);
+    write(view, reinterpret_cast<const std::byte*>(values.data()), view.bytes());
+  }
+
   // Rows [begin, begin + count) of what `cpu` holds; gives their out, poisoned before.
   std::vector<float> forward(TestLayer& cpu, std::int64_t begin, std::int64_t count) {
-    const auto rows_of = [&](auto values, storage::SlotId to) {
+    const auto put = [&](auto values, storage::SlotId to) {
       const std::size_t width = values.size() / static_cast<std::size_t>(shape_.max_rows);
       const auto part = values.subspan(static_cast<std::size_t>(begin) * width,
                                        static_cast<std::size_t>(count) * width);
       write(registry_.view(to), reinterpret_cast<const std::byte*>(part.data()),
             part.size_bytes());
     };
-    rows_of(cpu.x(), x_);
-    rows_of(cpu.ids(), ids_);
-    rows_of(cpu.weights(), weights_);
-    rows_of(cpu.residual(), residual_);
+    put(cpu.x(), operands_.x);
+    put(cpu.ids(), operands_.ids);
+    put(cpu.weights(), operands_.weights);
+    put(cpu.residual(), operands_.residual);
     const auto active = static_cast<std::int32_t>(count);
-    write(registry_.view(active_), reinterpret_cast<const std::byte*>(&active), sizeof(active));
-    const auto view = [&](storage::SlotId slot) { return registry_.view(slot).rows(0, count); };
-    std::vector<float> out(static_cast<std::size_t>(count * shape_.hidden_size));
-    std::memset(out.data(), 0xDD, out.size() * sizeof(float));
-    write(view(out_), reinterpret_cast<const std::byte*>(out.data()), out.size() * sizeof(float));
+    write(registry_.view(operands_.active_rows), reinterpret_cast<const std::byte*>(&active),
+          sizeof(active));
+    const tensor::TensorView all = registry_.view(operands_.out);
+    poison(all);
     const ops::OpContext context{*stream_, *kernels_};
-    layer_->forward(context, {.x = view(x_), .ids = view(ids_), .weights = view(weights_),
-                              .residual = view(residual_), .out = view(out_),
-                              .active_rows = registry_.view(active_)})
-        .value();
+    layer_->forward(context, rows_of(registry_, operands_, 0, count)).value();
     stream_->synchronize().value();
-    device_.read(reinterpret_cast<std::byte*>(out.data()), registry_.view(out_).address,
-                 out.size() * sizeof(float))
+    std::vector<float> out(static_cast<std::size_t>(count * shape_.hidden_size));
+    device_.read(reinterpret_cast<std::byte*>(out.data()), all.address, out.size() * sizeof(float))
         .value();
     return out;
   }
@@ -101,6 +100,10 @@ class GpuLayer {
  private:
   void write(const tensor::TensorView& to, const std::byte* from, std::size_t bytes) {
     device_.write(to.address, from, bytes).value();
+  }
+  void poison(const tensor::TensorView& view) {
+    const std::vector<std::byte> bytes(view.bytes(), device::kPoisonByte);
+    write(view, bytes.data(), bytes.size());
   }
   static const HostTensor& tensor_of(const Tensors& tensors,
                                      const storage::ParameterSpec& parameter) {
@@ -140,16 +143,6 @@ class GpuLayer {
     }
     return {};
   }
-  storage::SlotId operand(const char* name, DType dtype, const Shape& shape) {
-    return registry_
-        .define(storage::SlotSpec{.name = name,
-                                  .slot_class = storage::SlotClass::kInput,
-                                  .dtype = dtype,
-                                  .shape = shape,
-                                  .arena = {}})
-        .value();
-  }
-
   device::Device& device_;
   std::unique_ptr<device::Stream> stream_;
   std::unique_ptr<ops::Kernels> kernels_;
@@ -157,7 +150,7 @@ class GpuLayer {
   storage::Registry registry_;
   std::unique_ptr<ExpertsBackend> backend_;
   std::unique_ptr<ExpertsLayer> layer_;
-  storage::SlotId x_, ids_, weights_, residual_, out_, active_;
+  LayerOperands operands_;
 };
 
 // Largest |a - b| / (1 + |b|); infinite when something is no number.

@@ -14,6 +14,7 @@
 #include "device/cuda/cuda_stream.h"
 #include "device/cuda/launch.cuh"
 #include "experts/cuda/moe_kernels.h"
+#include "experts/cuda/walk_pairs.cuh"
 #include "ops/cuda/few_rows.cuh"
 #include "ops/cuda/tile_rows.cuh"
 #include "ops/cuda/tile_store.cuh"
@@ -51,20 +52,8 @@ __global__ void __launch_bounds__(kGroupThreads) group_kernel(GroupKernel a) {
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   const auto experts = static_cast<int>(a.shape.expert_count);
-  const auto walk = [&](int expert, std::int32_t at, bool write) {
-    for (std::int64_t base = 0; base < pairs; base += 32) {
-      const std::int64_t pair = base + lane;
-      const bool mine = pair < pairs && a.ids[pair] == expert;
-      const std::uint32_t votes = __ballot_sync(0xFFFFFFFFu, mine);
-      if (write && mine) {
-        a.group_pairs[at + __popc(votes & ((1u << lane) - 1))] = static_cast<std::int32_t>(pair);
-      }
-      at += __popc(votes);
-    }
-    return at;
-  };
   for (int e = warp; e < experts; e += kGroupThreads / 32) {
-    const std::int32_t count = walk(e, 0, false);
+    const std::int32_t count = walk_pairs(a.ids, pairs, e, 0, nullptr);
     if (lane == 0) begin[e + 1] = count;
   }
   __syncthreads();
@@ -79,7 +68,9 @@ __global__ void __launch_bounds__(kGroupThreads) group_kernel(GroupKernel a) {
     for (; active < experts; ++active) a.work[active] = make_int4(-1, 0, 0, 0);
   }
   __syncthreads();
-  for (int e = warp; e < experts; e += kGroupThreads / 32) walk(e, begin[e], true);
+  for (int e = warp; e < experts; e += kGroupThreads / 32) {
+    walk_pairs(a.ids, pairs, e, begin[e], a.group_pairs);
+  }
 }
 
 // ------------------------------------------------------------------------------ the products

@@ -17,6 +17,7 @@
 #include "device/cuda/gpu_timer.h"
 #include "device/devices.h"
 #include "experts/experts.h"
+#include "experts/test_operands.h"
 #include "experts/test_schemes.h"
 #include "experts/test_tensors.h"
 #include "ops/ops.h"
@@ -70,11 +71,7 @@ class SchemeBench {
             tensor::byte_size(slot.spec.dtype, slot.spec.shape).value());
       }
     }
-    x_ = input("x", DType::kF32, {kShape.max_rows, kShape.hidden_size});
-    ids_ = input("ids", DType::kI32, {kShape.max_rows, kShape.experts_per_token});
-    weights_ = input("weights", DType::kF32, {kShape.max_rows, kShape.experts_per_token});
-    out_ = input("out", DType::kF32, {kShape.max_rows, kShape.hidden_size});
-    active_ = input("active_rows", DType::kI32, {1});
+    operands_ = testing::define_operands(registry_, kShape);
     registry_.seal(gpu).value();
     for (device::Arena* arena : registry_.versioned_arenas()) {
       arena->protect(device::Protection::kReadWrite).value();
@@ -94,10 +91,7 @@ class SchemeBench {
 
   void run(const char* name, std::int64_t rows) {
     const auto experts = route(rows);
-    const auto view = [&](storage::SlotId slot) { return registry_.view(slot).rows(0, rows); };
-    const ExpertsArgs args{.x = view(x_), .ids = view(ids_), .weights = view(weights_),
-                           .residual = view(out_), .out = view(out_),
-                           .active_rows = registry_.view(active_)};
+    const ExpertsArgs args = testing::rows_of(registry_, operands_, 0, rows);
     const ops::OpContext context{*stream_, *kernels_};
     const double ms = device::cuda::median_ms(*stream_, kRepetitions, [&] {
       for (const auto& layer : layers_) layer->forward(context, args).value();
@@ -115,15 +109,6 @@ class SchemeBench {
   }
 
  private:
-  storage::SlotId input(const char* name, DType dtype, const tensor::Shape& shape) {
-    return registry_
-        .define(storage::SlotSpec{.name = name,
-                                  .slot_class = storage::SlotClass::kInput,
-                                  .dtype = dtype,
-                                  .shape = shape,
-                                  .arena = {}})
-        .value();
-  }
   // Distinct experts a row; gives how many have any.
   double route(std::int64_t rows) {
     const auto k = static_cast<std::size_t>(kShape.experts_per_token);
@@ -139,10 +124,12 @@ class SchemeBench {
       }
     }
     const auto count = static_cast<std::int32_t>(rows);
-    gpu_.write(registry_.view(ids_).address, reinterpret_cast<const std::byte*>(ids.data()),
-               ids.size() * 4).value();
-    gpu_.write(registry_.view(active_).address, reinterpret_cast<const std::byte*>(&count), 4)
-        .value();
+    const auto put = [&](storage::SlotId to, const auto* values, std::size_t bytes) {
+      gpu_.write(registry_.view(to).address, reinterpret_cast<const std::byte*>(values), bytes)
+          .value();
+    };
+    put(operands_.ids, ids.data(), ids.size() * sizeof(ids[0]));
+    put(operands_.active_rows, &count, sizeof(count));
     return static_cast<double>(std::count(hit.begin(), hit.end(), true));
   }
 
@@ -153,7 +140,7 @@ class SchemeBench {
   std::vector<std::unique_ptr<ExpertsLayer>> layers_;
   base::Rng rng_{12};
   double weight_bytes_ = 0;  // of a layer
-  storage::SlotId x_, ids_, weights_, out_, active_;
+  testing::LayerOperands operands_;
 };
 
 void run_schemes(benchmark::State& state) {

@@ -80,23 +80,19 @@ class CutlassCudaBackend final : public ExpertsBackend {
   std::string_view name() const override { return description_.name; }
 
   Status define_workspace(Registry& registry, const ExpertsShape& shape) override {
-    const auto scratch = [&registry](const char* name, DType dtype, const tensor::Shape& size) {
-      return registry.define(storage::SlotSpec{.name = std::string("experts.workspace.") + name,
-                                               .slot_class = storage::SlotClass::kScratch,
-                                               .dtype = dtype,
-                                               .shape = size,
-                                               .arena = {}});
-    };
     const std::int64_t pairs = shape.max_rows * shape.experts_per_token;
-    HF_ASSIGN(workspace_.items, scratch("items", DType::kI32, {grouped::item_capacity(shape), 4}));
-    HF_ASSIGN(workspace_.group_pairs, scratch("group_pairs", DType::kI32, {pairs}));
-    HF_ASSIGN(workspace_.inputs, scratch("inputs", DType::kBF16,
-                                         {shape.max_rows, 2, field::padded(shape.hidden_size)}));
+    HF_ASSIGN(workspace_.items, define_scratch(registry, "items", DType::kI32,
+                                               {grouped::item_capacity(shape), 4}));
+    HF_ASSIGN(workspace_.group_pairs,
+              define_scratch(registry, "group_pairs", DType::kI32, {pairs}));
+    HF_ASSIGN(workspace_.inputs,
+              define_scratch(registry, "inputs", DType::kBF16,
+                             {shape.max_rows, 2, field::padded(shape.hidden_size)}));
     HF_ASSIGN(workspace_.activation,
-              scratch("activation", DType::kBF16,
-                      {pairs, 2, field::padded(shape.intermediate_size)}));
+              define_scratch(registry, "activation", DType::kBF16,
+                             {pairs, 2, field::padded(shape.intermediate_size)}));
     HF_ASSIGN(workspace_.down_out,
-              scratch("down_out", DType::kF32, {pairs, shape.hidden_size}));
+              define_scratch(registry, "down_out", DType::kF32, {pairs, shape.hidden_size}));
     workspace_shape_ = shape;
     return {};
   }

@@ -23,6 +23,7 @@
 #include "device/cuda/launch.cuh"
 #include "experts/cuda/cutlass/fragments.cuh"
 #include "experts/cuda/cutlass/grouped_gemm.h"
+#include "experts/cuda/walk_pairs.cuh"
 
 namespace holdfast::experts::grouped {
 namespace {
@@ -77,20 +78,8 @@ __device__ void group(const PrepareKernel& a, std::int32_t* begin) {
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   const auto experts = static_cast<int>(a.shape.expert_count);
-  const auto walk = [&](int expert, std::int32_t at, bool write) {
-    for (std::int64_t base = 0; base < pairs; base += 32) {
-      const std::int64_t pair = base + lane;
-      const bool mine = pair < pairs && a.ids[pair] == expert;
-      const std::uint32_t votes = __ballot_sync(0xFFFFFFFFu, mine);
-      if (write && mine) {
-        a.group_pairs[at + __popc(votes & ((1u << lane) - 1))] = static_cast<std::int32_t>(pair);
-      }
-      at += __popc(votes);
-    }
-    return at;
-  };
   for (int e = warp; e < experts; e += kPrepareThreads / 32) {
-    const std::int32_t count = walk(e, 0, false);
+    const std::int32_t count = cuda::walk_pairs(a.ids, pairs, e, 0, nullptr);
     if (lane == 0) begin[e + 1] = count;
   }
   __syncthreads();
@@ -107,7 +96,9 @@ __device__ void group(const PrepareKernel& a, std::int32_t* begin) {
     for (; item < a.item_count; ++item) a.items[item] = make_int4(-1, 0, 0, 0);
   }
   __syncthreads();
-  for (int e = warp; e < experts; e += kPrepareThreads / 32) walk(e, begin[e], true);
+  for (int e = warp; e < experts; e += kPrepareThreads / 32) {
+    cuda::walk_pairs(a.ids, pairs, e, begin[e], a.group_pairs);
+  }
 }
 
 // Block 0 groups; each other takes a row.
