@@ -348,4 +348,26 @@ std::string experts_prefix(const ModelConfig& config, std::int64_t layer) {
                      config.architecture == Architecture::kMixtral ? "block_sparse_moe" : "mlp");
 }
 
+NameFamily expert_modules(const ModelConfig& config) {
+  NameFamily family{{"model.layers."}, {}, {}, {}};
+  std::string experts;
+  for (std::int64_t layer = 0; layer < config.layer_count; ++layer) {
+    if (config.is_dense(layer)) continue;
+    family[1].push_back(fmt::format("{}", layer));
+    experts = experts_prefix(config, layer).substr(family[0][0].size() + family[1].back().size());
+  }
+  family[2] = {experts};
+  if (is_fused_gpt_oss(config.expert_format.dialect)) {
+    family[3] = {""};
+  } else {
+    family[2][0] += ".";
+    for (std::int64_t e = 0; e < config.expert_count; ++e) {
+      family[3].push_back(fmt::format("{}", e));
+    }
+    family.emplace_back();
+  }
+  for (const Matrix& matrix : matrices_of(config)) family.back().push_back("." + matrix.name);
+  return family;
+}
+
 }  // namespace holdfast::config

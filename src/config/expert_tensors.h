@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "config/model_config.h"
+#include "config/name_pattern.h"
 #include "holdfast/result.h"
 #include "tensor/dtype.h"
 #include "tensor/shape.h"
@@ -67,5 +68,9 @@ Result<std::vector<ExpertTensor>> quantized_matrix_tensors(const ModelConfig& co
 // "model.layers.3.mlp.experts" (gpt-oss, Qwen3-MoE), "model.layers.3.block_sparse_moe.experts"
 // (Mixtral), "block.3.mlp" (OpenAI's own gpt-oss).
 std::string experts_prefix(const ModelConfig& config, std::int64_t layer);
+
+// The experts' matrices of all layers as modules: "model.layers.3.mlp.experts.7.gate_proj". Where
+// the format fuses a layer's experts, the module that holds them, and its two matrices.
+NameFamily expert_modules(const ModelConfig& config);
 
 }  // namespace holdfast::config

@@ -19,13 +19,29 @@ class KeptModules {
   // a list of texts, kUnsupported for a pattern that is not understood or too many.
   Status add_list(const JsonFields& fields, std::string_view key);
   Status add(const JsonFields& fields, std::string_view pattern);
+  // `pattern` is what the entry `stated` of `list` means.
+  struct Entry {
+    std::string list;
+    std::string_view stated;
+    std::string_view pattern;
+  };
+  Status add(const Entry& entry);
+
+  // Errors: kUnsupported when one of the experts' matrices is among the kept, which this engine has
+  // all quantised alike, naming list, entry and matrix.
+  Status check_experts(const ModelConfig& config) const;
 
   // The linear layers besides the experts that are not among the kept, ascending.
   std::vector<std::string> others(const ModelConfig& config) const;
   bool covers(std::string_view module) const;
 
  private:
-  std::vector<NamePattern> patterns_;
+  struct Kept {
+    NamePattern pattern;
+    std::string list;    // "config.json: quantization_config: ignore"
+    std::string stated;  // as it stands there
+  };
+  std::vector<Kept> kept_;
 };
 
 }  // namespace holdfast::config

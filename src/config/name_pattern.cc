@@ -53,6 +53,16 @@ Status NamePattern::parse_expression(std::string_view text) {
   return {};
 }
 
+void NamePattern::add_glob(std::string_view text) {
+  for (const char c : text) {
+    const bool any = c == '*' || c == '?';
+    atoms_.push_back({.what = any ? Atom::What::kAny : Atom::What::kLiteral,
+                      .literal = c,
+                      .may_lack = c == '*',
+                      .may_repeat = c == '*'});
+  }
+}
+
 Result<NamePattern> NamePattern::parse(std::string_view text) {
   if (text.empty() || text.size() > kMaxPatternBytes) {
     return make_error(ErrorCode::kUnsupported, "a pattern of {} bytes; known are 1 to {}",
@@ -65,13 +75,9 @@ Result<NamePattern> NamePattern::parse(std::string_view text) {
     HF_TRY(pattern.parse_expression(text.substr(kExpressionMark.size())));
   } else if (text.find_first_of("*?") != text.npos) {
     pattern.kind_ = Kind::kGlob;
-    for (const char c : text) {
-      const bool any = c == '*' || c == '?';
-      pattern.atoms_.push_back({.what = any ? Atom::What::kAny : Atom::What::kLiteral,
-                                .literal = c,
-                                .may_lack = c == '*',
-                                .may_repeat = c == '*'});
-    }
+    pattern.add_glob(text);
+  } else {
+    pattern.add_glob("*." + pattern.text_ + ".*");  // of the name between two dots
   }
   return pattern;
 }
@@ -85,24 +91,18 @@ bool NamePattern::accepts(const Atom& atom, char c) {
   return false;
 }
 
-// All positions of the pattern that the name so far may have led to, a character at a time: no
-// pattern makes it slow.
-bool NamePattern::matches(std::string_view name) const {
-  if (kind_ == Kind::kName) {
-    const std::string dotted = "." + std::string(name) + ".";
-    return dotted.find("." + text_ + ".") != std::string::npos;
+void NamePattern::skip_lacking(Places& places) const {
+  for (std::size_t i = 0; i < atoms_.size(); ++i) {
+    if (places[i] && atoms_[i].may_lack) places[i + 1] = true;
   }
-  std::vector<bool> at(atoms_.size() + 1, false);
-  at[0] = true;
-  const auto skip_lacking = [this](std::vector<bool>& states) {
-    for (std::size_t i = 0; i < atoms_.size(); ++i) {
-      if (states[i] && atoms_[i].may_lack) states[i + 1] = true;
-    }
-  };
-  skip_lacking(at);
-  for (const char c : name) {
-    if (!to_the_end_ && at.back()) return true;
-    std::vector<bool> next(at.size(), false);
+}
+
+// All places that the name so far may have led to, a character at a time: no pattern makes it slow.
+NamePattern::Places NamePattern::after(const Places& places, std::string_view text) const {
+  Places at = places;
+  for (const char c : text) {
+    if (!to_the_end_ && at.back()) return at;
+    Places next(at.size(), false);
     for (std::size_t i = 0; i < atoms_.size(); ++i) {
       if (!at[i] || !accepts(atoms_[i], c)) continue;
       next[i + 1] = true;
@@ -111,7 +111,45 @@ bool NamePattern::matches(std::string_view name) const {
     skip_lacking(next);
     at = std::move(next);
   }
-  return at.back();
+  return at;
+}
+
+bool NamePattern::matches(std::string_view name) const {
+  if (kind_ == Kind::kName) {
+    const std::string dotted = "." + std::string(name) + ".";
+    return dotted.find("." + text_ + ".") != std::string::npos;
+  }
+  Places at(atoms_.size() + 1, false);
+  at[0] = true;
+  skip_lacking(at);
+  return after(at, name).back();
+}
+
+// Texts that lead to the same places are one: the names of thousands of experts are a few.
+bool NamePattern::search(const NameFamily& family, const Places& places, Seen& seen,
+                         std::string& name, std::size_t part) const {
+  if (part == family.size()) {
+    return kind_ == Kind::kName ? after(places, ".").back() : places.back();
+  }
+  if (!seen.emplace(part, places).second) return false;
+  const std::size_t length = name.size();
+  for (const std::string& text : family[part]) {
+    name += text;
+    if (search(family, after(places, text), seen, name, part + 1)) return true;
+    name.resize(length);
+  }
+  return false;
+}
+
+std::optional<std::string> NamePattern::match_of(const NameFamily& family) const {
+  Places at(atoms_.size() + 1, false);
+  at[0] = true;
+  skip_lacking(at);
+  if (kind_ == Kind::kName) at = after(at, ".");
+  Seen seen;
+  std::string name;
+  if (search(family, at, seen, name, 0)) return name;
+  return std::nullopt;
 }
 
 }  // namespace holdfast::config

@@ -3,8 +3,11 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
+#include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "holdfast/result.h"
@@ -12,6 +15,9 @@
 namespace holdfast::config {
 
 inline constexpr std::size_t kMaxPatternBytes = 1024;
+
+// Names that differ in some of their parts: each is one text of every part, in a row.
+using NameFamily = std::vector<std::vector<std::string>>;
 
 class NamePattern {
  public:
@@ -24,6 +30,8 @@ class NamePattern {
   static Result<NamePattern> parse(std::string_view text);
 
   bool matches(std::string_view name) const;
+  // One of the names that it matches; not by trying them one by one.
+  std::optional<std::string> match_of(const NameFamily& family) const;
 
  private:
   enum class Kind { kExpression, kGlob, kName };
@@ -33,7 +41,15 @@ class NamePattern {
     bool may_lack = false;
     bool may_repeat = false;
   };
+  // Of each place between two atoms, and the end, whether a name so far may have led to it.
+  using Places = std::vector<bool>;
+  using Seen = std::set<std::pair<std::size_t, Places>>;
   Status parse_expression(std::string_view text);
+  void add_glob(std::string_view text);
+  void skip_lacking(Places& places) const;
+  Places after(const Places& places, std::string_view text) const;
+  bool search(const NameFamily& family, const Places& places, Seen& seen, std::string& name,
+              std::size_t part) const;
   static bool accepts(const Atom& atom, char c);
 
   Kind kind_ = Kind::kName;

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "config/common_fields.h"
 #include "config/compressed_tensors_config.h"
+#include "config/expert_tensors.h"
 #include "config/kept_modules.h"
 
 // Fields as the publishers' tools write them: Hugging Face's fp8, AutoFP8, AutoGPTQ and GPTQModel,
@@ -20,10 +21,11 @@ constexpr IntRange kGroupSize{-1, 1 << 20};
 constexpr std::int64_t kFp8BlockSide = 128;
 
 // What a format's parser needs: the quantization_config, the model that it belongs to, and where to
-// put what is quantised besides the experts: linear layers, and a cache.
+// put what was kept, and what is quantised besides the experts: linear layers, and a cache.
 struct Source {
   const JsonFields& fields;
   const ModelConfig& model;
+  KeptModules& kept;
   std::vector<std::string>& modules;
   CacheScales& cache;
 };
@@ -65,6 +67,7 @@ Result<ExpertFormat> parse_mxfp4(const Source& source) {
   if (source.model.architecture != Architecture::kGptOss) {
     return unsupported(source.fields, "quant_method", "mxfp4", "it for gpt_oss");
   }
+  HF_TRY(source.kept.add_list(source.fields, "modules_to_not_convert"));
   return ExpertFormat{.scheme = ExpertScheme::kMxfp4, .dialect = ExpertDialect::kGptOssHub};
 }
 
@@ -91,7 +94,7 @@ Result<ExpertFormat> parse_fp8(const Source& source) {
   if (*scheme != "dynamic" && *scheme != "static") {
     return unsupported(fields, "activation_scheme", *scheme, "dynamic, static");
   }
-  KeptModules kept;
+  KeptModules& kept = source.kept;
   HF_TRY(kept.add_list(fields, "modules_to_not_convert"));
   HF_TRY(kept.add_list(fields, "ignored_layers"));
   source.modules = kept.others(source.model);
@@ -128,7 +131,7 @@ Result<ExpertFormat> parse_modelopt(const Source& source) {
   HF_ASSIGN(const auto algorithm, fields.optional_text("quant_algo"));
   if (!algorithm) return fields.missing("quant_algo");
   HF_TRY(find_modelopt_cache(source));
-  KeptModules kept;
+  KeptModules& kept = source.kept;
   HF_TRY(kept.add_list(fields, "ignore"));
   HF_TRY(kept.add_list(fields, "exclude_modules"));
   source.modules = kept.others(source.model);
@@ -190,13 +193,14 @@ Result<ExpertFormat> parse_quark(const Source& source) {
   if (!weight) return global->missing("weight");
   HF_ASSIGN(ExpertFormat format, quark_weights(*weight));
   HF_ASSIGN(format.activations, quark_activations(*global));
-  KeptModules kept;
+  KeptModules& kept = source.kept;
   HF_TRY(kept.add_list(fields, "exclude"));
   source.modules = kept.others(source.model);
   return format;
 }
 
-// extra_config says of single modules that they were kept: their bits are 16 or more.
+// extra_config says of single modules that they were kept: their bits are 16 or more. A key with a
+// sign of regular expressions in it is one, found anywhere in a name.
 Status add_auto_round_kept(const JsonFields& fields, KeptModules& kept) {
   HF_ASSIGN(const auto extra, fields.optional_object("extra_config"));
   if (!extra) return {};
@@ -207,8 +211,59 @@ Status add_auto_round_kept(const JsonFields& fields, KeptModules& kept) {
     if (bits < 16) {
       return unsupported(*module, "bits", fmt::format("{}", bits), "16 and more in extra_config");
     }
-    HF_TRY(kept.add(*extra, field.key));
+    if (field.key.find_first_of("*+?^$()[]{}|\\") == field.key.npos) {
+      HF_TRY(kept.add(*extra, field.key));
+      continue;
+    }
+    const std::string pattern =
+        fmt::format("re:{}{}", field.key.starts_with('^') ? "" : ".*", field.key);
+    HF_TRY(kept.add({.list = extra->name(), .stated = field.key, .pattern = pattern}));
   }
+  return {};
+}
+
+// Names in a text, set apart by commas, in a list, or in a list of lists.
+Status add_block_names(const JsonFields& fields, std::string_view key,
+                       simdjson::dom::element value, std::vector<std::string>& names) {
+  simdjson::dom::array list;
+  if (!value.get(list)) {
+    for (const simdjson::dom::element each : list) {
+      HF_TRY(add_block_names(fields, key, each, names));
+    }
+    return {};
+  }
+  std::string_view text;
+  if (value.get(text)) return fields.wrong(key, value, "names of blocks");
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find(','), text.size());
+    std::string name(text.substr(0, end));
+    std::erase(name, ' ');
+    if (name.ends_with('.')) name.pop_back();
+    if (!name.empty()) names.push_back(std::move(name));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return {};
+}
+
+// The blocks whose layers were quantised, where the file names them: the experts' must be among it.
+Status keep_outside_blocks(const Source& source, std::string_view key) {
+  const auto value = source.fields.find(key);
+  if (!value) return {};
+  std::vector<std::string> blocks;
+  HF_TRY(add_block_names(source.fields, key, *value, blocks));
+  if (blocks.empty()) return {};
+  const auto is_outside = [&blocks](const std::string& name) {
+    return std::none_of(blocks.begin(), blocks.end(), [&name](const std::string& block) {
+      return (name + ".").starts_with(block + ".");
+    });
+  };
+  for (std::int64_t layer = 0; layer < source.model.layer_count; ++layer) {
+    const std::string experts = experts_prefix(source.model, layer);
+    if (source.model.is_dense(layer) || !is_outside(experts)) continue;
+    return unsupported(source.fields, key, brief_json(*value),
+                       fmt::format("names with all experts, and {} is in none", experts));
+  }
+  std::erase_if(source.modules, is_outside);
   return {};
 }
 
@@ -222,9 +277,11 @@ Result<ExpertFormat> parse_auto_round(const Source& source) {
   if (activation_bits.value_or(16) < 16) {
     return unsupported(fields, "act_bits", fmt::format("{}", *activation_bits), "16 and more");
   }
-  KeptModules kept;
+  KeptModules& kept = source.kept;
   HF_TRY(add_auto_round_kept(fields, kept));
   source.modules = kept.others(source.model);
+  HF_TRY(keep_outside_blocks(source, "block_name_to_quantize"));
+  HF_TRY(keep_outside_blocks(source, "to_quant_block_names"));
   return ExpertFormat{.scheme = ExpertScheme::kMxfp4,
                       .dialect = ExpertDialect::kMxfp4PerExpert,
                       .packed_name = "weight_packed"};
@@ -239,7 +296,8 @@ Status add_gptq_kept(const JsonFields& fields, KeptModules& kept) {
     if (!rule.key.starts_with("-:")) {
       return unsupported(fields, "dynamic", rule.key, "\"-:\" and the modules that were kept");
     }
-    HF_TRY(kept.add(*rules, fmt::format("re:{}", rule.key.substr(2))));
+    const std::string pattern = fmt::format("re:{}", rule.key.substr(2));
+    HF_TRY(kept.add({.list = rules->name(), .stated = rule.key, .pattern = pattern}));
   }
   return {};
 }
@@ -269,7 +327,7 @@ Result<KeptModules> listed_gptq_modules(const JsonFields& fields,
 Status find_gptq_modules(const Source& source) {
   const JsonFields& fields = source.fields;
   HF_ASSIGN(const bool head, fields.boolean("lm_head", false));
-  KeptModules kept;
+  KeptModules& kept = source.kept;
   HF_TRY(add_gptq_kept(fields, kept));
   for (const char* router : {"mlp.gate", "mlp.router", "block_sparse_moe.gate"}) {
     HF_TRY(kept.add(fields, router));
@@ -314,7 +372,7 @@ Result<ExpertFormat> parse_awq(const Source& source) {
   if (version && *version != "gemm" && *version != "GEMM") {
     return unsupported(fields, "version", *version, "gemm");
   }
-  KeptModules kept;
+  KeptModules& kept = source.kept;
   HF_TRY(kept.add_list(fields, "modules_to_not_convert"));
   HF_TRY(kept.add(fields, "lm_head"));  // which AWQ never quantises
   source.modules = kept.others(source.model);
@@ -322,7 +380,7 @@ Result<ExpertFormat> parse_awq(const Source& source) {
 }
 
 Result<ExpertFormat> parse_compressed(const Source& source) {
-  KeptModules kept;
+  KeptModules& kept = source.kept;
   HF_ASSIGN(const ExpertFormat format, parse_compressed_tensors(source.fields, kept, source.cache));
   source.modules = kept.others(source.model);
   return format;
@@ -361,9 +419,11 @@ Status parse_quantization(const JsonFields& fields, ModelConfig& config) {
   std::string known;
   for (const Method& method : kMethods) {
     if (*name == method.name) {
+      KeptModules kept;
       std::vector<std::string> modules;
       CacheScales cache;
-      HF_ASSIGN(config.expert_format, method.parse({*quantization, config, modules, cache}));
+      HF_ASSIGN(config.expert_format, method.parse({*quantization, config, kept, modules, cache}));
+      HF_TRY(kept.check_experts(config));
       config.quantized_modules = std::move(modules);
       config.cache_scales = cache;
       return {};

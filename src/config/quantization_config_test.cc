@@ -17,6 +17,7 @@ ModelConfig model(Architecture architecture) {
   ModelConfig config;
   config.architecture = architecture;
   config.layer_count = 2;
+  config.expert_count = 12;
   return config;
 }
 
@@ -328,6 +329,116 @@ TEST(NamePattern, NoPatternIsSlow) {
   std::string pattern = "re:";
   for (int i = 0; i < 300; ++i) pattern += ".*";
   EXPECT_FALSE(pattern_matches(pattern + "x$", std::string(1000, 'a')));
+}
+
+std::string fp8_with(const std::string& kept) {
+  return R"({"quant_method":"fp8","activation_scheme":"dynamic","modules_to_not_convert":)" + kept +
+         "}";
+}
+std::string awq_with(const std::string& kept) {
+  return R"({"quant_method":"awq","bits":4,"group_size":64,"zero_point":true,
+      "modules_to_not_convert":)" + kept + "}";
+}
+std::string modelopt_with(const std::string& kept) {
+  return R"({"quant_method":"modelopt","quant_algo":"NVFP4","ignore":)" + kept + "}";
+}
+std::string compressed_with(const std::string& kept) {
+  return with(compressed(arguments(8, "float", "channel"), "null"),
+              R"(["lm_head","re:.*self_attn.*","re:.*mlp.gate$"])", kept);
+}
+std::string gptq_with(const std::string& rule) {
+  return R"({"quant_method":"gptq","bits":4,"group_size":128,"dynamic":{")" + rule + R"(":{}}})";
+}
+std::string auto_round_with(const std::string& more) {
+  return R"({"quant_method":"auto-round","data_type":"mx_fp","bits":4,"group_size":32,)" + more +
+         "}";
+}
+
+TEST(KeptExperts, AreRefusedByListEntryAndMatrix) {
+  const std::string first = "leaves model.layers.0.mlp.experts.0.gate_proj as it was; this engine "
+                            "knows experts that are all quantised alike";
+  const std::string config = "config.json: quantization_config: ";
+  for (const auto& [quantization, text] : std::vector<std::pair<std::string, std::string>>{
+           {compressed_with(R"(["lm_head","re:.*experts.*"])"),
+            config + "ignore: \"re:.*experts.*\" " + first},
+           {fp8_with(R"(["lm_head","experts"])"),
+            config + "modules_to_not_convert: \"experts\" " + first},
+           {fp8_with(R"(["model.layers.1.mlp.experts.11.gate_proj"])"),
+            "\" leaves model.layers.1.mlp.experts.11.gate_proj as it was"},
+           {fp8_with(R"(["up_proj"])"), "leaves model.layers.0.mlp.experts.0.up_proj as it was"},
+           {fp8_with(R"(["model.layers.1"])"), "leaves model.layers.1.mlp.experts.0.gate_proj"},
+           {awq_with(R"(["mlp","lm_head"])"), "modules_to_not_convert: \"mlp\" " + first},
+           {awq_with(R"(["lm_head","mlp.experts.10"])"),
+            "leaves model.layers.0.mlp.experts.10.gate_proj"},
+           {modelopt_with(R"(["*mlp.experts.1?.down*"])"),
+            "leaves model.layers.0.mlp.experts.10.down_proj"},
+           {gptq_with("-:.*experts.0.*"), config + "dynamic: \"-:.*experts.0.*\" " + first},
+           {auto_round_with(
+                R"("extra_config":{"model.layers.0.mlp.experts.0.up_proj":{"bits":16}})"),
+            config + "extra_config: \"model.layers.0.mlp.experts.0.up_proj\" leaves "},
+           {auto_round_with(R"("extra_config":{"experts\\.7\\.":{"bits":16}})"),
+            "extra_config: \"experts\\.7\\.\" leaves model.layers.0.mlp.experts.7.gate_proj"}}) {
+    EXPECT_THAT(format_of(quantization), HasSubstr(text));
+  }
+  const std::string mxfp4 = R"({"quant_method":"mxfp4","modules_to_not_convert":["mlp.experts"]})";
+  EXPECT_THAT(format_of(mxfp4, Architecture::kGptOss),
+              HasSubstr("\"mlp.experts\" leaves model.layers.0.mlp.experts as it was"));
+  EXPECT_THAT(format_of(awq_with(R"(["w3"])"), Architecture::kMixtral),
+              HasSubstr("leaves model.layers.0.block_sparse_moe.experts.0.w3"));
+}
+
+TEST(KeptExperts, RoutersAndWhatElsePublishersListAreNoExperts) {
+  const std::string gpt_oss = R"({"quant_method":"mxfp4","modules_to_not_convert":
+      ["model.layers.*.self_attn","model.layers.*.mlp.router","model.embed_tokens","lm_head"]})";
+  EXPECT_THAT(format_of(gpt_oss, Architecture::kGptOss), HasSubstr("mxfp4, activations none"));
+  EXPECT_EQ(modules_of(fp8_with(R"(["lm_head","model.layers.0.input_layernorm",
+      "model.layers.0.mlp.gate","model.layers.1.mlp.gate","model.layers.2.mlp.experts",
+      "mlp.gate_proj","model.layers.1.mlp.experts.12","self_attn"])")), "none");
+  EXPECT_THAT(format_of(awq_with(R"(["gate"])"), Architecture::kMixtral), HasSubstr("as awq"));
+  EXPECT_THAT(format_of(awq_with(R"(["gate","mlp.gate","expert","model.layers.1."])")),
+              HasSubstr("as awq"));
+  EXPECT_EQ(modules_of(modelopt_with(R"(["*router*","*output_layer*","*block_sparse_moe.gate*",
+      "*mlp.gate.*","*mlp.gate","*lm_head*","*proj_out.*","model.layers.?.self_attn*"])")), "none");
+  EXPECT_EQ(modules_of(compressed_with(R"(["lm_head","re:.*mlp.gate","re:.*gate$",
+      "re:.*self_attn.*","re:.*shared_expert.*","re:model.layers.\\d+.mlp.experts$"])")), "none");
+  EXPECT_EQ(modules_of(gptq_with("-:.*mlp\\\\.gate.*")), kAttention);
+}
+
+TEST(AutoRound, KeysOfExtraConfigMayBeExpressions) {
+  const std::string gate = R"("mlp.gate":{"bits":16},"lm_head":{"bits":16})";
+  const std::string query = R"("extra_config":{".*q_proj.*":{"bits":16},)" + gate + "}";
+  EXPECT_EQ(modules_of(auto_round_with(query)),
+            "self_attn.k_proj, self_attn.o_proj, self_attn.v_proj of layers 0-1");
+  EXPECT_EQ(modules_of(auto_round_with(R"("extra_config":{"^model.*attn":{"bits":16},)" + gate +
+                                       "}")),
+            "none");
+  EXPECT_EQ(modules_of(auto_round_with(R"("extra_config":{"[qk]_proj":{"bits":16}})")),
+            "unsupported: config.json: quantization_config: extra_config: pattern "
+            "\"re:.*[qk]_proj\" has a [; "
+            "this engine knows literals, . \\d \\SIGN * + ? and a final $");
+  EXPECT_THAT(modules_of(auto_round_with(R"("extra_config":{".*[":{"bits":16}})")),
+              HasSubstr("pattern \"re:.*.*[\" has a ["));
+}
+
+TEST(AutoRound, BlocksThatWereQuantisedHaveAllExperts) {
+  const std::string gate = R"("extra_config":{"mlp.gate":{"bits":16}},)";
+  for (const char* key : {"block_name_to_quantize", "to_quant_block_names"}) {
+    const auto of = [&](const std::string& blocks) {
+      return modules_of(auto_round_with(gate + "\"" + key + "\":" + blocks));
+    };
+    EXPECT_EQ(of("null"), "lm_head; " + std::string(kAttention));
+    EXPECT_EQ(of("\"\""), "lm_head; " + std::string(kAttention));
+    EXPECT_EQ(of("\"model.layers\""), kAttention);
+    EXPECT_EQ(of("\"visual, model.layers\""), kAttention);
+    EXPECT_EQ(of(R"([["model.layers.0","model.layers.1"]])"), kAttention);
+    EXPECT_EQ(of(R"(["model.layers.0.mlp","model.layers.1"])"),
+              "self_attn.k_proj, self_attn.o_proj, self_attn.q_proj, self_attn.v_proj of layers 1");
+    EXPECT_EQ(of(R"(["model.layers.0","model.layers.10"])"),
+              "unsupported: config.json: quantization_config: " + std::string(key) +
+                  " is [\"model.layers.0\",\"model.layers.10\"]; this engine knows names with all "
+                  "experts, and model.layers.1.mlp.experts is in none");
+    EXPECT_THAT(of("[7]"), HasSubstr("expected names of blocks"));
+  }
 }
 
 }  // namespace
