@@ -25,6 +25,9 @@ std::int32_t argmax(std::span<const float> logits) {
 }
 
 Error not_finite(std::size_t id, float logit) {
+  if (std::isnan(logit)) {  // its sign says nothing
+    return make_error(ErrorCode::kCorrupt, "the logit of token {} is NaN", id);
+  }
   return make_error(ErrorCode::kCorrupt, "the logit of token {} is {}", id, logit);
 }
 

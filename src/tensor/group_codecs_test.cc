@@ -160,6 +160,8 @@ TEST(Nvfp4Codecs, BothConventionsOfAGlobalScaleGiveOneMultiplier) {
     EXPECT_EQ(result.error().code(), ErrorCode::kCorrupt);
     EXPECT_NE(result.error().message().find("weight_global_scale"), std::string::npos);
   }
+  EXPECT_EQ(nvfp4_multiplier(GlobalScale::kMultiplier, 0.0f, "weight_scale").error().message(),
+            "weight_scale is 0; it must be finite and positive");
 }
 
 TEST(Nvfp4Codecs, TheLargestValueOfTheMatrixIsExact) {

@@ -39,8 +39,12 @@ std::uint8_t encode_value(float value, float step) {
 Result<float> nvfp4_multiplier(GlobalScale kind, float stored, std::string_view name) {
   const float multiplier = kind == GlobalScale::kMultiplier ? stored : 1.0f / stored;
   if (usable(stored) && usable(multiplier)) return multiplier;
+  if (kind == GlobalScale::kMultiplier) {
+    return make_error(ErrorCode::kCorrupt, "{} is {}; it must be finite and positive", name,
+                      stored);
+  }
   return make_error(ErrorCode::kCorrupt,
-                    "{} is {}, a multiplier of {}; both are finite and positive", name, stored,
+                    "{} is {}, a multiplier of {}; both must be finite and positive", name, stored,
                     multiplier);
 }
 
