@@ -82,8 +82,10 @@ void HostLoop::run() {
     run_tasks();
     if (can_step()) {
       step();
+      boundary_due_ = true;
     } else {
       steps_in_a_row_ = false;
+      boundary_due_ = false;
       take(engine_->between_steps());
     }
     notice_reload();
@@ -98,10 +100,18 @@ bool HostLoop::can_step() const {
   return pause_ != Pause::kPaused && !failed_ && !poisoned_ && !engine_->idle();
 }
 
+// With nothing to do it sleeps, but for the boundary that follows the last step (a reload may have
+// waited for the end of just those requests) and until a reload's deadline is over.
 bool HostLoop::wait() {
-  const bool steps = can_step();
+  const bool sleeps = !can_step() && !boundary_due_;
+  const std::int64_t left_ms = sleeps ? engine_->reload_status().deadline_left_ms : 0;
   std::unique_lock lock(mutex_);
-  if (!steps) changed_.wait(lock, [&] { return ending_ || reload_changed_ || !tasks_.empty(); });
+  const auto woken = [this] { return ending_ || reload_changed_ || !tasks_.empty(); };
+  if (sleeps && left_ms > 0) {
+    changed_.wait_for(lock, std::chrono::milliseconds(left_ms), woken);
+  } else if (sleeps) {
+    changed_.wait(lock, woken);
+  }
   reload_changed_ = false;
   return !ending_;
 }

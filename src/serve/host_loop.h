@@ -101,6 +101,7 @@ class HostLoop {
   std::unique_ptr<Engine> engine_;
   std::unordered_map<std::uint64_t, Sink> sinks_;
   Pause pause_ = Pause::kRunning;
+  bool boundary_due_ = false;  // no boundary has come since the last step
   bool quiet_before_ = false;  // no request ran at the last boundary, while pausing
   bool sleeping_ = false, draining_ = false, failed_ = false, poisoned_ = false;
   std::string failure_;

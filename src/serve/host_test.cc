@@ -246,6 +246,32 @@ TEST_F(HostTest, AReloadCommitsWhilePausedAndWhileIdle) {
   EXPECT_EQ(host_->snapshot().version, "v3");
 }
 
+// Nothing else wakes the engine thread then: what the reload waited for is the end of its own step.
+TEST_F(HostTest, AReloadThatDrainsCommitsWhenTheLastRequestHasEndedAndNothingElseComes) {
+  open();
+  for (int k = 0; k < 3; ++k) {
+    Receiver receiver;
+    submit(receiver, request(static_cast<std::int32_t>(10 + k), 240));
+    receiver.wait([](const Received& r) { return !r.ids.empty(); });
+    const auto report =
+        reload(k % 2 == 0 ? kModelB : kModelA, {.in_flight = InFlight::kDrain});
+    ASSERT_TRUE(report.ok()) << report.error().message();
+    const Received received = receiver.wait_end();
+    EXPECT_EQ(received.ids.size(), 240u);
+    EXPECT_THAT(received.epochs, Each(report->from_epoch));
+  }
+}
+
+// A reload that is ready and waits for somebody ends at its deadline, although nobody asks.
+TEST_F(HostTest, AReloadThatNobodyCommitsEndsAtItsDeadlineWhileIdle) {
+  open();
+  const auto report = reload(kModelB, {.deadline_ms = 300, .commit_when_ready = false});
+  ASSERT_FALSE(report.ok());
+  EXPECT_THAT(report.error().message(), HasSubstr("deadline"));
+  settle();
+  EXPECT_EQ(host_->snapshot().epoch, 1u);
+}
+
 TEST_F(HostTest, UnderTrafficEveryTokenSaysWhichWeightsMadeIt) {
   int reported = 0;
   HostObserver observer;

@@ -93,7 +93,7 @@ class MakeCheckpoint(harness.TestCase):
                 self.check_fails(run("make-checkpoint", directory, *like, *flags), 2, *words)
         self.check_fails(run("make-checkpoint", "--like", "tiny"), 2, "directory")
         self.check_fails(run("make-checkpoint", directory), 2, "--like")
-        self.check_fails(run("make-checkpoint", "--like", "tiny", ""), 1, "empty")
+        self.check_fails(run("make-checkpoint", "--like", "tiny", ""), 2, "empty")
         self.check_fails(run("make-checkpoint", "--like", "tiny", self.scratch / "no/such"), 1,
                          "no/such")
         self.check_fails(run("make-checkpoint", directory, "--like", "tiny", "--next", directory),
