@@ -100,18 +100,12 @@ bool HostLoop::can_step() const {
   return pause_ != Pause::kPaused && !failed_ && !poisoned_ && !engine_->idle();
 }
 
-// With nothing to do it sleeps, but for the boundary that follows the last step (a reload may have
-// waited for the end of just those requests) and until a reload's deadline is over.
+// With nothing to do it sleeps, but for the boundary that follows the last step: a reload may have
+// waited for the end of just those requests.
 bool HostLoop::wait() {
   const bool sleeps = !can_step() && !boundary_due_;
-  const std::int64_t left_ms = sleeps ? engine_->reload_status().deadline_left_ms : 0;
   std::unique_lock lock(mutex_);
-  const auto woken = [this] { return ending_ || reload_changed_ || !tasks_.empty(); };
-  if (sleeps && left_ms > 0) {
-    changed_.wait_for(lock, std::chrono::milliseconds(left_ms), woken);
-  } else if (sleeps) {
-    changed_.wait(lock, woken);
-  }
+  if (sleeps) changed_.wait(lock, [&] { return ending_ || reload_changed_ || !tasks_.empty(); });
   reload_changed_ = false;
   return !ending_;
 }
