@@ -264,7 +264,9 @@ Result<ReloadPlan> make_plan(const storage::Registry& registry, const config::Mo
                       "comes first",
                       source.describe(), to_text(options.scope));
   }
-  return Planner(registry, source, options).make(live);
+  PlanOptions effective = options;
+  effective.plain_dtype = live.plain_dtype;
+  return Planner(registry, source, effective).make(live);
 }
 
 }  // namespace holdfast::reload
