@@ -70,7 +70,7 @@ void chat(const Support& support, const HttpRequest& http, const ResponderPtr& r
 void add_openai_routes(Router& router, ServeContext& context) {
   const Support support = make_route_support(context);
   router.add("GET", "/v1/models",
-             [&context, body = models_json(context, unix_seconds())](
+             [body = models_json(context, unix_seconds())](
                  const HttpRequest&, const ResponderPtr& responder) {
                responder->reply(200, "application/json", body);
              });
