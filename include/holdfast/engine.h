@@ -145,8 +145,10 @@ class Engine {
   // that steps: it derives, too. An abort ends it with kCancelled. Errors that change nothing and
   // let the push go on: kFailedPrecondition for another id (naming both), kNotFound (with the
   // nearest names), kMismatch, kCorrupt for bytes that came before. Others end the reload.
+  // `dtype` as in safetensors says what the bytes are, which may be another that check_loadable
+  // takes than was announced; empty: what was announced, or what loadable_tensors() says.
   Status push(std::uint64_t reload_id, const std::string& tensor, std::uint64_t offset_bytes,
-              std::span<const std::byte> bytes);
+              std::span<const std::byte> bytes, const std::string& dtype = {});
   // Everything has been pushed: checks that nothing is missing and prepares; then the phase is
   // kReady. A `version` takes the place of the one in the options. Blocks; thread as push. Errors:
   // kCorrupt naming what never came (and the reload has failed).
@@ -154,6 +156,10 @@ class Engine {
   ReloadStatus reload_status() const;  // of the open or the last one; any thread
   // Every tensor that a complete reload brings, in the live checkpoint's names.
   std::vector<TensorInfo> loadable_tensors() const;
+  // Whether the model loads these, as far as it knows their names: of their shape and dtype, or of
+  // F16 or F32 where it has BF16 that is neither quantised nor an expert's (rounded once as it
+  // comes). Errors: kMismatch naming tensor and both. Any thread.
+  Status check_loadable(std::span<const TensorInfo> tensors) const;
   // The first `most` values of a loaded tensor, as float32 in row order. Errors: kNotFound with the
   // nearest names; kUnsupported for a tensor that is kept only in packed form, naming its slots;
   // kPoisoned.

@@ -76,8 +76,9 @@ Result<std::uint64_t> Engine::begin_push(std::vector<TensorInfo> tensors,
   return impl_->core->begin_push(tensors, options);
 }
 Status Engine::push(std::uint64_t reload_id, const std::string& tensor,
-                    std::uint64_t offset_bytes, std::span<const std::byte> bytes) {
-  return impl_->core->push(reload_id, tensor, offset_bytes, bytes);
+                    std::uint64_t offset_bytes, std::span<const std::byte> bytes,
+                    const std::string& dtype) {
+  return impl_->core->push(reload_id, tensor, offset_bytes, bytes, dtype);
 }
 Status Engine::end_push(std::uint64_t reload_id, const std::string& version) {
   return impl_->core->end_push(reload_id, version);
@@ -85,6 +86,9 @@ Status Engine::end_push(std::uint64_t reload_id, const std::string& version) {
 ReloadStatus Engine::reload_status() const { return impl_->core->reload_status(); }
 std::vector<TensorInfo> Engine::loadable_tensors() const {
   return engine::loadable_tensors(impl_->core->runtime().registry());
+}
+Status Engine::check_loadable(std::span<const TensorInfo> tensors) const {
+  return engine::check_loadable(impl_->core->runtime().registry(), tensors);
 }
 Result<std::vector<float>> Engine::read_tensor(const std::string& name, std::size_t most) const {
   return engine::read_tensor(impl_->core->runtime().registry(), name, most);

@@ -23,7 +23,8 @@ struct ExpectedTensor {
   std::string name;
   tensor::DType dtype = tensor::DType::kBF16;
   tensor::Shape shape;
-  bool may_lack = false;  // a second name of another one
+  bool may_lack = false;   // a second name of another one
+  bool any_float = false;  // f16, f32 and bf16 alike: rounded once to bf16 as it loads
 };
 
 // A tensor of the checkpoint and the file that holds it.

@@ -22,9 +22,12 @@ using QuantizedLinears = std::map<std::string, std::vector<config::LinearTensor>
 
 class Builder {
  public:
-  Builder(const QuantizedLinears& quantized, DType plain, std::vector<ExpectedTensor>& out)
-      : quantized_(quantized), plain_(plain), out_(out) {}
-  void add(std::string name, Shape shape) { add(std::move(name), shape, plain_); }
+  Builder(const QuantizedLinears& quantized, std::vector<ExpectedTensor>& out)
+      : quantized_(quantized), out_(out) {}
+  void add(std::string name, Shape shape) {
+    add(std::move(name), shape, DType::kBF16);
+    out_.back().any_float = true;
+  }
   void add(std::string name, Shape shape, DType dtype) {
     out_.push_back({std::move(name), dtype, shape});
   }
@@ -42,7 +45,6 @@ class Builder {
 
  private:
   const QuantizedLinears& quantized_;
-  DType plain_;
   std::vector<ExpectedTensor>& out_;
 };
 
@@ -117,7 +119,7 @@ class PublishedDialect final : public Dialect {
 
   std::vector<ExpectedTensor> expected(const ModelConfig& config) const override {
     std::vector<ExpectedTensor> tensors;
-    Builder builder(quantized_, config.plain_dtype, tensors);
+    Builder builder(quantized_, tensors);
     const Shape vocabulary{config.vocab_size, config.hidden_size};
     const config::TensorNames outer = config::tensor_names(config);
     builder.add(outer.embedding, vocabulary);

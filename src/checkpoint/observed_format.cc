@@ -9,10 +9,6 @@ namespace {
 using config::TensorRole;
 using tensor::DType;
 
-bool is_plain_float(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
-}
-
 bool is_scale(TensorRole role) {
   return role == TensorRole::kScale || role == TensorRole::kGlobalScale ||
          role == TensorRole::kInputScale;
@@ -28,6 +24,10 @@ bool is_scalar(const tensor::Shape& shape) {
 }
 
 }  // namespace
+
+bool is_plain_float(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
+}
 
 config::ExpertFormat observe_format(const config::ModelConfig& config, const FindEntry& find) {
   config::ExpertFormat format = config.expert_format;

@@ -17,8 +17,11 @@ using FindEntry = std::function<const TensorEntry*(const std::string& name)>;
 // What does not fit at all is left to the account.
 config::ExpertFormat observe_format(const config::ModelConfig& config, const FindEntry& find);
 
+// bf16, f16 and f32.
+bool is_plain_float(tensor::DType dtype);
+
 // The dtype of the embedding, for what is neither quantised nor an expert's; bf16 when it has none
-// that is known.
+// that is known. Each tensor may have another.
 tensor::DType observe_plain_dtype(const config::ModelConfig& config, const FindEntry& find);
 
 // `config`'s scales of a cache as the files have them, or none where they have none.

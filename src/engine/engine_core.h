@@ -53,8 +53,8 @@ class EngineCore {
   Result<std::uint64_t> begin_push(const std::vector<TensorInfo>& tensors,
                                    const ReloadOptions& options);
   Status push(std::uint64_t reload_id, const std::string& tensor, std::uint64_t offset_bytes,
-              std::span<const std::byte> bytes) {
-    return reloader_->push(reload_id, tensor, offset_bytes, bytes);
+              std::span<const std::byte> bytes, const std::string& dtype = {}) {
+    return reloader_->push(reload_id, tensor, offset_bytes, bytes, dtype);
   }
   Status end_push(std::uint64_t reload_id, const std::string& version = {}) {
     return reloader_->end_push(reload_id, version);

@@ -1,9 +1,11 @@
 #include "engine/push_manifest.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
 #include "base/error.h"
+#include "reload/casts.h"
 #include "reload/scope.h"
 #include "tensor/dtype.h"
 
@@ -77,6 +79,28 @@ std::vector<TensorInfo> loadable_tensors(const storage::Registry& registry) {
     for (const std::string& part : parameter.part_names) add(part, parameter.part_shape);
   }
   return tensors;
+}
+
+Status check_loadable(const storage::Registry& registry, std::span<const TensorInfo> tensors) {
+  for (const TensorInfo& tensor : tensors) {
+    const auto found = registry.find_published(tensor.name);
+    if (!found) continue;
+    const storage::ParameterSpec& parameter = registry.parameters()[found->parameter.index()];
+    const auto dims = registry.published_shape(*found).dims();
+    const auto dtype = tensor::dtype_from_safetensors(tensor.dtype);
+    const bool taken = dtype && (*dtype == parameter.dtype ||
+                                 reload::takes_rounded(parameter, *dtype));
+    if (taken && std::equal(dims.begin(), dims.end(), tensor.shape.begin(), tensor.shape.end())) {
+      continue;
+    }
+    const bool rounds = reload::takes_rounded(parameter, tensor::DType::kF32);
+    return make_error(ErrorCode::kMismatch, "tensor {} is {} [{}], the model loads {} [{}]",
+                      tensor.name, tensor.dtype, fmt::join(tensor.shape, ", "),
+                      rounds ? "BF16, F16 or F32"
+                             : tensor::safetensors_dtype_name(parameter.dtype),
+                      fmt::join(dims, ", "));
+  }
+  return {};
 }
 
 Result<std::unique_ptr<reload::Source>> make_push_source(const storage::Registry& registry,

@@ -16,6 +16,9 @@ namespace holdfast::engine {
 // Every parameter, in the registry's order, under its own name.
 std::vector<TensorInfo> loadable_tensors(const storage::Registry& registry);
 
+// As Engine::check_loadable.
+Status check_loadable(const storage::Registry& registry, std::span<const TensorInfo> tensors);
+
 // A manifest of `tensors`; when there are none, of everything that the request's scope selects, in
 // the dtype that a declared cast starts from. Of a tensor of which the scope selects only some rows
 // only those are expected. Errors: kInvalidArgument for a dtype or a shape that is none;

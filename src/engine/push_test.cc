@@ -413,7 +413,7 @@ TEST_F(Pushed, WhatIsWrongWithTheAnnouncedTensorsIsSaidAtOnceAndNothingIsOpen) {
     EXPECT_EQ(core->reload_phase(), ReloadPhase::kNone);
   };
   using Tensors = std::vector<TensorInfo>;
-  refused([](Tensors& t) { t[2].dtype = "F32"; }, ErrorCode::kMismatch, "dtype f32, expected");
+  refused([](Tensors& t) { t[2].dtype = "U8"; }, ErrorCode::kMismatch, "dtype u8, expected");
   refused([](Tensors& t) { t[2].dtype = "bf16"; }, ErrorCode::kInvalidArgument, "\"bf16\"");
   refused([](Tensors& t) { t[2].shape.push_back(1); }, ErrorCode::kMismatch, "shape");
   refused([](Tensors& t) { t[2].shape = {-1}; }, ErrorCode::kInvalidArgument, "pushed tensor");

@@ -389,29 +389,34 @@ TEST(ConstantsReload, AFailedVerificationTakesConstantsConfigAndLabelBack) {
 
 // ------------------------------------------------------------------------------ casts, digests
 
-TEST(CastReload, AnotherDtypeIsRefusedUnlessDeclaredAndThenStated) {
-  const std::string wide = changed_copy(model_b(), "wide-norm", [](Tensor& tensor) {
-    if (tensor.written.name != "model.norm.weight") return;
-    ASSERT_EQ(tensor.written.dtype, tensor::DType::kBF16);
+std::string with_wide(const std::string& name) {
+  return changed_copy(model_b(), "wide-" + name, [&](Tensor& tensor) {
+    if (tensor.written.name != name) return;
     std::vector<float> values(tensor.bytes.size() / 2);
-    ASSERT_TRUE(tensor::decode_to_f32(tensor::DType::kBF16, tensor.bytes.data(),
-                                      static_cast<std::int64_t>(values.size()), values.data())
-                    .ok());
+    tensor::decode_to_f32(tensor::DType::kBF16, tensor.bytes.data(), std::ssize(values),
+                          values.data()).value();
     tensor.written.dtype = tensor::DType::kF32;
     tensor.bytes.resize(values.size() * sizeof(float));
     std::memcpy(tensor.bytes.data(), values.data(), tensor.bytes.size());
   });
+}
+
+TEST(CastReload, AnExpertsTensorIsCastIfDeclaredAndWhatIsNotQuantisedAtOnceAndBothAreStated) {
+  const std::string bias = "model.layers.1.mlp.experts.down_proj_bias";
   const auto core = open_core(test_options(model_a()));
-  expect_error(reload(*core, wide), ErrorCode::kMismatch, "model.norm.weight");
-  const auto cast = reload(*core, wide, {.casts = {{"model.norm.weight", "f32", "bf16"}}});
-  ASSERT_TRUE(cast.ok()) << cast.error().to_string();
-  const auto stated =
-      std::find_if(cast->warnings.begin(), cast->warnings.end(), [](const std::string& line) {
-        return line.find("model.norm.weight") != std::string::npos &&
-               line.find("narrowing") != std::string::npos;
-      });
-  EXPECT_NE(stated, cast->warnings.end());
-  EXPECT_EQ(digests(*core), digests(*open_core(test_options(model_b()))));
+  for (const std::string& name : {bias, std::string("model.norm.weight")}) {
+    const std::string wide = with_wide(name);
+    ReloadOptions options;
+    if (name == bias) {
+      expect_error(reload(*core, wide), ErrorCode::kMismatch, bias);
+      options.casts = {{name, "f32", "bf16"}};
+    }
+    const auto cast = reload(*core, wide, options);
+    ASSERT_TRUE(cast.ok()) << cast.error().to_string();
+    EXPECT_EQ(std::count(cast->warnings.begin(), cast->warnings.end(),
+                         name + " is cast from f32 to bf16 (narrowing)"), 1);
+    EXPECT_EQ(digests(*core), digests(*open_core(test_options(model_b()))));
+  }
 }
 
 // The digests of every tensor of a checkpoint, as a trainer would write them; that of `spoiled` is

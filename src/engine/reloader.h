@@ -76,7 +76,7 @@ class Reloader {
   // As Engine::push and Engine::end_push. Any thread, one after the other; the reloader must
   // outlive the call. An abort() meanwhile ends them with kCancelled at the next chunk.
   Status push(std::uint64_t reload_id, const std::string& tensor, std::uint64_t offset_bytes,
-              std::span<const std::byte> bytes);
+              std::span<const std::byte> bytes, const std::string& dtype = {});
   Status end_push(std::uint64_t reload_id, const std::string& version = {});
   // At a boundary: ends a reload that waits for the caller beyond its deadline.
   void expire();
@@ -133,8 +133,9 @@ class Reloader {
   void verify();
   bool undo_unverified();
   Status check_taking(std::uint64_t reload_id, const std::string& what) const;
-  Status push_one(std::uint64_t reload_id, const std::string& tensor, std::uint64_t offset_bytes,
+  Status push_one(std::uint64_t reload_id, const reload::Fragment& fragment,
                   std::span<const std::byte> bytes);
+  std::uint64_t expected_bytes(const reload::Fragment& fragment, std::uint64_t bytes) const;
   Status stage_pushed();
   Status end_one(std::uint64_t reload_id, const std::string& version);
   void finish(ReloadPhase phase, std::optional<Error> error);

@@ -87,16 +87,25 @@ Status Reloader::check_taking(std::uint64_t reload_id, const std::string& what) 
                     now.error);
 }
 
-Status Reloader::push_one(std::uint64_t reload_id, const std::string& tensor,
-                          std::uint64_t offset_bytes, std::span<const std::byte> bytes) {
+// What came, counted in the dtype in which the plan expects it.
+std::uint64_t Reloader::expected_bytes(const reload::Fragment& fragment,
+                                       std::uint64_t bytes) const {
+  const auto found = registry_.find_published(fragment.tensor);
+  if (!fragment.dtype || !found) return bytes;
+  const std::size_t index = found->parameter.index();
+  const tensor::DType planned = transaction_->plan().feeds[index].cast_from.value_or(
+      registry_.parameters()[index].dtype);
+  return bytes * static_cast<std::uint64_t>(tensor::dtype_bits(planned)) /
+         static_cast<std::uint64_t>(tensor::dtype_bits(*fragment.dtype));
+}
+
+Status Reloader::push_one(std::uint64_t reload_id, const reload::Fragment& fragment,
+                          std::span<const std::byte> bytes) {
   const std::lock_guard push_lock(push_mutex_);
-  HF_TRY(check_taking(reload_id, "bytes of tensor " + tensor));
-  const reload::Fragment fragment{.transaction = storage::TransactionId{reload_id},
-                                  .tensor = tensor,
-                                  .offset_bytes = offset_bytes};
+  HF_TRY(check_taking(reload_id, "bytes of tensor " + fragment.tensor));
   auto taken = transaction_->put(fragment, bytes, *stream_);
   if (taken.ok()) {
-    board_.arrived(tensor, bytes.size());
+    board_.arrived(fragment.tensor, expected_bytes(fragment, bytes.size()));
   } else if (transaction_->state() == reload::TransactionState::kRolledBack) {
     const std::lock_guard lock(mutex_);
     finish(ReloadPhase::kFailed, taken.error());
@@ -105,8 +114,17 @@ Status Reloader::push_one(std::uint64_t reload_id, const std::string& tensor,
 }
 
 Status Reloader::push(std::uint64_t reload_id, const std::string& tensor,
-                      std::uint64_t offset_bytes, std::span<const std::byte> bytes) {
-  auto taken = push_one(reload_id, tensor, offset_bytes, bytes);
+                      std::uint64_t offset_bytes, std::span<const std::byte> bytes,
+                      const std::string& dtype) {
+  reload::Fragment fragment{.transaction = storage::TransactionId{reload_id},
+                            .tensor = tensor,
+                            .offset_bytes = offset_bytes,
+                            .dtype = tensor::dtype_from_safetensors(dtype)};
+  if (!dtype.empty() && !fragment.dtype) {
+    return make_error(ErrorCode::kInvalidArgument, "tensor {} is pushed as dtype \"{}\"", tensor,
+                      dtype);
+  }
+  auto taken = push_one(reload_id, fragment, bytes);
   board_.announce();
   return taken;
 }

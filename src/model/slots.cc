@@ -28,7 +28,8 @@ Result<SlotId> define_weight(storage::Registry& registry, std::string name, cons
                           .dtype = DType::kBF16,
                           .shape = part_shape,
                           .slot = slot,
-                          .offset_bytes = offset_bytes}));
+                          .offset_bytes = offset_bytes,
+                          .any_float = true}));
     HF_ASSIGN(const std::size_t bytes, tensor::byte_size(DType::kBF16, part_shape));
     offset_bytes += bytes;
   }

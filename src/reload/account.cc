@@ -34,10 +34,8 @@ std::string ranges_text(const std::vector<ByteRange>& ranges) {
   return fmt::format("{}", fmt::join(parts, " "));
 }
 
-bool is_declared(const PlanOptions& options, std::string_view parameter, tensor::DType from,
-                 tensor::DType to) {
-  if (from == options.plain_dtype && to == tensor::DType::kBF16) return true;
-  const auto& casts = options.casts;
+bool is_declared(std::span<const DeclaredCast> casts, std::string_view parameter,
+                 tensor::DType from, tensor::DType to) {
   return std::any_of(casts.begin(), casts.end(), [&](const DeclaredCast& cast) {
     return cast.from == from && cast.to == to && !cast.parameter.empty() &&
            parameter.ends_with(cast.parameter);
@@ -126,8 +124,10 @@ bool Account::match_form(const SourceTensor& tensor, const PublishedTensor& publ
   if (tensor.dtype != wanted.dtype) {
     const std::string_view from = tensor::dtype_name(tensor.dtype);
     const std::string_view to = tensor::dtype_name(wanted.dtype);
-    if (!is_declared(options_, tensor.name, tensor.dtype, wanted.dtype)) {
-      fail(fmt::format("dtype {}, expected {}; nothing is cast in silence", from, to));
+    if (!takes_rounded(wanted, tensor.dtype) &&
+        !is_declared(options_.casts, tensor.name, tensor.dtype, wanted.dtype)) {
+      fail(fmt::format("dtype {}, expected {}; nothing is cast in silence", from,
+                       taken_dtypes(wanted)));
     } else if (!castable(tensor.dtype, wanted.dtype)) {
       fail(fmt::format("a cast from {} to {} is declared and not possible", from, to));
     } else {

@@ -1,33 +1,54 @@
 #include "reload/arrivals.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "base/error.h"
 #include "storage/live_bytes.h"
 #include "reload/sanity.h"
+#include "tensor/codecs.h"
 
 namespace holdfast::reload {
+namespace {
 
-Status check_sane(const storage::ParameterSpec& spec, std::uint64_t offset,
-                  std::span<const std::byte> bytes) {
-  const Insanity insanity = insanity_of(spec.name, spec.dtype);
-  const auto index = find_insane(bytes, insanity);
-  if (!index.has_value()) return {};
-  const std::uint64_t first =
-      offset * 8 / static_cast<std::uint64_t>(tensor::dtype_bits(spec.dtype));
-  return insane_value(spec, first + *index);
-}
-
-Error insane_value(const storage::ParameterSpec& spec, std::uint64_t index) {
-  // By the published name: the expert's own tensor where there is one.
+// By the published name: the expert's own tensor where there is one.
+Error insane_element(const storage::ParameterSpec& spec, tensor::DType dtype, std::uint64_t index,
+                     std::string_view what) {
   const bool whole = spec.part_names.empty();
   const tensor::Shape& shape = whole ? spec.shape : spec.part_shape;
   const auto of_one = static_cast<std::uint64_t>(shape.element_count());
   return make_error(ErrorCode::kCorrupt, "tensor {} {} {}: element {} is {}",
                     whole ? spec.name : spec.part_names[index / of_one],
-                    tensor::dtype_name(spec.dtype), shape.to_string(), index % of_one,
-                    insanity_text(insanity_of(spec.name, spec.dtype)));
+                    tensor::dtype_name(dtype), shape.to_string(), index % of_one, what);
+}
+
+}  // namespace
+
+Status check_sane(const storage::ParameterSpec& spec, std::uint64_t offset,
+                  std::span<const std::byte> bytes, const std::optional<CastFrom>& from) {
+  const Insanity insanity = insanity_of(spec.name, spec.dtype);
+  const auto index = find_insane(bytes, insanity);
+  if (!index.has_value()) return {};
+  const std::uint64_t first =
+      offset * 8 / static_cast<std::uint64_t>(tensor::dtype_bits(spec.dtype));
+  if (!from.has_value()) return insane_value(spec, first + *index);
+  const auto value_of = [&](tensor::DType dtype, std::span<const std::byte> all) {
+    float value = 0;
+    const std::size_t size = static_cast<std::size_t>(tensor::dtype_bits(dtype)) / 8;
+    tensor::decode_to_f32(dtype, all.data() + *index * size, 1, &value).value();
+    return value;
+  };
+  const float value = value_of(from->dtype, from->bytes);
+  const bool beyond = std::isfinite(value) && !std::isfinite(value_of(spec.dtype, bytes));
+  return insane_element(spec, from->dtype, first + *index,
+                        beyond ? fmt::format("{}, beyond {}", value, tensor::dtype_name(spec.dtype))
+                               : std::string(insanity_text(insanity)));
+}
+
+Error insane_value(const storage::ParameterSpec& spec, std::uint64_t index) {
+  return insane_element(spec, spec.dtype, index,
+                        insanity_text(insanity_of(spec.name, spec.dtype)));
 }
 
 Status compare_digests(const std::string& tensor, base::Digest found, base::Digest expected) {

@@ -16,10 +16,16 @@
 
 namespace holdfast::reload {
 
+// Bytes that stored ones were cast from.
+struct CastFrom {
+  tensor::DType dtype = tensor::DType::kF32;
+  std::span<const std::byte> bytes = {};
+};
 // "tensor NAME DTYPE SHAPE: element N is WHAT" when `bytes`, which begin `offset` bytes into the
 // parameter and hold whole elements, hold a value that arithmetic cannot use.
+// Of cast ones the source's dtype, and its value where only the cast made it so.
 Status check_sane(const storage::ParameterSpec& spec, std::uint64_t offset,
-                  std::span<const std::byte> bytes);
+                  std::span<const std::byte> bytes, const std::optional<CastFrom>& from = {});
 // That error for element `index` of the parameter.
 Error insane_value(const storage::ParameterSpec& spec, std::uint64_t index);
 // Errors: kCorrupt naming tensor and both digests when they differ.

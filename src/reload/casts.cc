@@ -51,6 +51,16 @@ void encode(float value, DType dtype, std::byte* to) {
 
 }  // namespace
 
+bool takes_rounded(const storage::ParameterSpec& parameter, DType from) {
+  return parameter.any_float && parameter.dtype == DType::kBF16 &&
+         (from == DType::kF32 || from == DType::kF16 || from == DType::kBF16);
+}
+
+std::string taken_dtypes(const storage::ParameterSpec& parameter) {
+  if (takes_rounded(parameter, DType::kF32)) return "bf16, f16 or f32";
+  return std::string(tensor::dtype_name(parameter.dtype));
+}
+
 bool castable(DType from, DType to) {
   return from != to && format_of(from).exponent > 0 && format_of(to).exponent > 0;
 }

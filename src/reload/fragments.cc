@@ -49,10 +49,6 @@ FragmentStager::FragmentStager(const FragmentJob& job)
     waiting.step_index = i;
     waiting.buffers.resize(from_source.size());
   }
-  for (const ParameterFeed& feed : job.plan.feeds) {
-    if (feed.cast_from.has_value()) cast_block_.resize(kCastBlockBytes);
-  }
-  grow(cast_block_.size());
 }
 
 Status FragmentStager::start() {
@@ -119,6 +115,16 @@ Status FragmentStager::check_overlap(const PlacedFragment& placed, const Fragmen
                     fragment.tensor, range.begin, range.end);
 }
 
+Result<tensor::DType> FragmentStager::dtype_of(const Fragment& fragment, ParameterId id) const {
+  const tensor::DType planned = job_.plan.feeds[id.index()].cast_from.value_or(spec(id).dtype);
+  const tensor::DType dtype = fragment.dtype.value_or(planned);
+  if (dtype == planned || takes_rounded(spec(id), dtype)) return dtype;
+  return make_error(ErrorCode::kMismatch, "tensor {}: a fragment of dtype {}, expected {}",
+                    fragment.tensor, tensor::dtype_name(dtype),
+                    takes_rounded(spec(id), planned) ? taken_dtypes(spec(id))
+                                                     : std::string(tensor::dtype_name(planned)));
+}
+
 Result<PlacedFragment> FragmentStager::place(const Fragment& fragment,
                                              std::span<const std::byte> bytes) const {
   const auto found = job_.registry.find_published(fragment.tensor);
@@ -128,9 +134,9 @@ Result<PlacedFragment> FragmentStager::place(const Fragment& fragment,
   const ParameterId id = found->parameter;
   const ParameterFeed& feed = job_.plan.feeds[id.index()];
   const storage::ParameterSpec& parameter = spec(id);
-  const tensor::DType from = feed.cast_from.value_or(parameter.dtype);
+  HF_ASSIGN(const tensor::DType from, dtype_of(fragment, id));
   const std::optional<base::Digest> promised = promised_digest(feed);
-  if (feed.cast_from.has_value() && promised.has_value()) {
+  if (from != parameter.dtype && promised.has_value()) {
     return make_error(ErrorCode::kUnsupported,
                       "tensor {} is cast as it is pushed, so its digest {} cannot be checked: "
                       "promise none, or push {}",
@@ -168,6 +174,7 @@ Result<PlacedFragment> FragmentStager::place(const Fragment& fragment,
   const PlacedFragment placed{
       .parameter = id,
       .stored = {stored(begin), stored(begin + bytes.size())},
+      .from = from,
       .is_alias = feed.alias_source.has_value() && feed.alias_name == fragment.tensor};
   if (!wants(id, placed.stored)) {
     return make_error(ErrorCode::kMismatch,
@@ -211,8 +218,9 @@ void FragmentStager::buffer(Waiting& waiting, std::size_t input, std::uint64_t o
 }
 
 Status FragmentStager::take_stored(ParameterId id, std::uint64_t offset,
-                                   std::span<const std::byte> bytes) {
-  HF_TRY(check_sane(spec(id), offset, bytes));
+                                   std::span<const std::byte> bytes,
+                                   const std::optional<CastFrom>& from) {
+  HF_TRY(check_sane(spec(id), offset, bytes, from));
   arrivals_.note_value(id, bytes);
   if (const auto slot = spec(id).slot; slot.has_value()) {
     HF_TRY(job_.staging.put(*slot, spec(id).offset_bytes + offset, bytes));
@@ -234,18 +242,22 @@ Status FragmentStager::take(const PlacedFragment& placed, std::span<const std::b
                             device::Stream& stream) {
   const ParameterId id = placed.parameter;
   job_.log.wrote = true;
-  const auto cast_from = job_.plan.feeds[id.index()].cast_from;
   const tensor::DType to = spec(id).dtype;
+  const bool casts = placed.from != to;
+  if (casts && cast_block_.empty()) {
+    cast_block_.resize(kCastBlockBytes);
+    grow(cast_block_.size());
+  }
   const std::uint64_t stored_bytes = placed.stored.end - placed.stored.begin;
+  const auto from_source = [&](std::uint64_t done, std::uint64_t count) {
+    return bytes.subspan(done * bits(placed.from) / bits(to), count * bits(placed.from) / bits(to));
+  };
   const auto stored_block = [&](std::uint64_t done) {
-    const std::size_t most = cast_from ? kCastBlockBytes : kStageChunkBytes;
+    const std::size_t most = casts ? kCastBlockBytes : kStageChunkBytes;
     const std::uint64_t count = std::min<std::uint64_t>(most, stored_bytes - done);
-    if (!cast_from) return bytes.subspan(done, count);
+    if (!casts) return bytes.subspan(done, count);
     const auto block = std::span(cast_block_).first(count);
-    cast_elements(*cast_from,
-                  bytes.subspan(done * bits(*cast_from) / bits(to),
-                                count * bits(*cast_from) / bits(to)),
-                  to, block);
+    cast_elements(placed.from, from_source(done, count), to, block);
     return std::span<const std::byte>(block);
   };
   for (std::uint64_t done = 0; done < stored_bytes;) {
@@ -253,10 +265,15 @@ Status FragmentStager::take(const PlacedFragment& placed, std::span<const std::b
     const auto block = stored_block(done);
     if (placed.is_alias) {
       const std::uint64_t begin = placed.stored.begin + done;
-      take_alias({.parameter = id, .stored = {begin, begin + block.size()}, .is_alias = true},
+      take_alias({.parameter = id,
+                  .stored = {begin, begin + block.size()},
+                  .from = to,
+                  .is_alias = true},
                  block);
     } else {
-      HF_TRY(take_stored(id, placed.stored.begin + done, block));
+      std::optional<CastFrom> from;
+      if (casts) from = CastFrom{placed.from, from_source(done, block.size())};
+      HF_TRY(take_stored(id, placed.stored.begin + done, block, from));
     }
     done += block.size();
   }

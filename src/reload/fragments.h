@@ -38,6 +38,7 @@ struct FragmentJob {
 struct PlacedFragment {
   storage::ParameterId parameter;
   ByteRange stored;     // of the parameter as it is stored here
+  tensor::DType from;   // what the bytes are
   bool is_alias = false;  // of the second of two names
 };
 
@@ -88,8 +89,9 @@ class FragmentStager {
   bool is_used(storage::ParameterId id, const ByteRange& range) const;
   Status check_overlap(const PlacedFragment& placed, const Fragment& fragment) const;
   void take_alias(const PlacedFragment& placed, std::span<const std::byte> bytes);
+  Result<tensor::DType> dtype_of(const Fragment& fragment, storage::ParameterId id) const;
   Status take_stored(storage::ParameterId id, std::uint64_t offset,
-                     std::span<const std::byte> bytes);
+                     std::span<const std::byte> bytes, const std::optional<CastFrom>& from);
   void buffer(Waiting& waiting, std::size_t input, std::uint64_t offset,
               std::span<const std::byte> bytes);
   Status settle(storage::ParameterId id);

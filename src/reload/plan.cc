@@ -264,9 +264,7 @@ Result<ReloadPlan> make_plan(const storage::Registry& registry, const config::Mo
                       "comes first",
                       source.describe(), to_text(options.scope));
   }
-  PlanOptions effective = options;
-  effective.plain_dtype = live.plain_dtype;
-  return Planner(registry, source, effective).make(live);
+  return Planner(registry, source, options).make(live);
 }
 
 }  // namespace holdfast::reload

@@ -70,9 +70,6 @@ struct PlanOptions {
   Scope scope = {};
   std::vector<DeclaredCast> casts = {};
   ConstantsPolicy constants = ConstantsPolicy::kRefuse;
-  // What bf16 parameters may also come as, because the live model's files have them so. Set by
-  // make_plan.
-  tensor::DType plain_dtype = tensor::DType::kBF16;
   // With kApply: the constant slots' new bytes by slot name.
   std::map<std::string, std::vector<std::byte>> constant_values = {};
   UndoPolicy undo = UndoPolicy::kNone;
@@ -149,7 +146,8 @@ struct ReloadPlan {
 };
 
 // Exact two-way account: every selected parameter has the source tensors that make it up, of its
-// dtype, shape, layout and shard, once, and every source tensor is wanted. `live` is the config
+// dtype (takes_rounded and declared casts apart), shape, layout and shard, once, and every source
+// tensor is wanted. `live` is the config
 // that the registry was built for. Errors: kFailedPrecondition (registry not sealed; a partial
 // scope before the first load or over poisoned weights); kMismatch / kNotFound naming tensor and
 // both values, unknown names with the nearest known ones; kResourceExhausted for a source of more

@@ -63,6 +63,15 @@ bool any_cast(const ReloadPlan& plan) {
                      [](const ParameterFeed& feed) { return feed.cast_from.has_value(); });
 }
 
+// Whether fragments may be cast, whatever was announced of their tensors.
+bool any_rounded(const storage::Registry& registry, const ReloadPlan& plan) {
+  for (std::size_t i = 0; i < plan.feeds.size(); ++i) {
+    if (plan.feeds[i].pieces.empty()) continue;
+    if (takes_rounded(registry.parameters()[i], tensor::DType::kF32)) return true;
+  }
+  return false;
+}
+
 bool any_passing(const ReloadPlan& plan) {
   return std::any_of(plan.copies.begin(), plan.copies.end(),
                      [&](const CopyStep& step) { return !is_plain_copy(plan, step); });
@@ -70,7 +79,7 @@ bool any_passing(const ReloadPlan& plan) {
 
 // Buffers for fragments that come in the worst order: every transient input and alias whole.
 std::uint64_t pushed_bytes(const storage::Registry& registry, const ReloadPlan& plan) {
-  std::uint64_t bytes = any_cast(plan) ? kStageChunkBytes : 0;
+  std::uint64_t bytes = any_cast(plan) || any_rounded(registry, plan) ? kStageChunkBytes : 0;
   for (const DeriveStep& step : plan.derivations) {
     bytes += transient_buffer_bytes(registry, step) * step.slices.size();
   }

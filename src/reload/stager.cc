@@ -99,6 +99,7 @@ Status Stager::read_piece(ParameterId id, const SourcePiece& piece, std::uint64_
   arrivals_.note_source(id, in_source(offset), bytes);
   if (cast_from) cast_elements(*cast_from, bytes, spec.dtype, to);
   arrivals_.note_value(id, to);
+  if (cast_from) return check_sane(spec, offset, to, CastFrom{*cast_from, bytes});
   return check_sane(spec, offset, to);
 }
 

@@ -78,6 +78,8 @@ struct Fragment {
   std::optional<RowRange> rows = {};
   std::uint64_t offset_bytes = 0;
   bool overwrite = false;  // bytes that came before are replaced instead of refused
+  // What the bytes are, where that is not what the plan says of the tensor.
+  std::optional<tensor::DType> dtype = {};
 };
 
 struct TransactionReport {

@@ -106,8 +106,9 @@ void EngineHost::begin_push(std::vector<TensorInfo> tensors, ReloadOptions optio
 }
 
 Status EngineHost::push(std::uint64_t reload_id, const std::string& tensor,
-                        std::uint64_t offset_bytes, std::span<const std::byte> bytes) {
-  return loop_->engine().push(reload_id, tensor, offset_bytes, bytes);
+                        std::uint64_t offset_bytes, std::span<const std::byte> bytes,
+                        const std::string& dtype) {
+  return loop_->engine().push(reload_id, tensor, offset_bytes, bytes, dtype);
 }
 
 Status EngineHost::end_push(std::uint64_t reload_id, const std::string& version) {
@@ -138,8 +139,8 @@ void EngineHost::drain(std::function<void()> done) {
 // --- what it is
 
 HostSnapshot EngineHost::snapshot() const { return loop_->snapshot(); }
-std::vector<TensorInfo> EngineHost::loadable_tensors() const {
-  return loop_->engine().loadable_tensors();
+Status EngineHost::check_loadable(std::span<const TensorInfo> tensors) const {
+  return loop_->engine().check_loadable(tensors);
 }
 ReloadStatus EngineHost::reload_status() const { return loop_->engine().reload_status(); }
 const Tokenizer& EngineHost::tokenizer() const { return loop_->engine().tokenizer(); }

@@ -113,7 +113,7 @@ class EngineHost {
                   std::function<void(Result<ReloadReport>)> done);
   // Errors: as Engine::push and Engine::end_push. Block; never on the engine thread.
   Status push(std::uint64_t reload_id, const std::string& tensor, std::uint64_t offset_bytes,
-              std::span<const std::byte> bytes);
+              std::span<const std::byte> bytes, const std::string& dtype = {});
   Status end_push(std::uint64_t reload_id, const std::string& version = {});
   // Errors (to done): kFailedPrecondition when none is open, or it is another one (0: whichever).
   void abort_reload(std::uint64_t reload_id, std::function<void(Status)> done);
@@ -129,8 +129,8 @@ class EngineHost {
   // (frozen ones do not end: resume, or cancel_all).
   void drain(std::function<void()> done);
 
-  // As Engine::loadable_tensors; any thread.
-  std::vector<TensorInfo> loadable_tensors() const;
+  // As Engine::check_loadable; any thread.
+  Status check_loadable(std::span<const TensorInfo> tensors) const;
   HostSnapshot snapshot() const;
   ReloadStatus reload_status() const;
   // Immutable facts; any thread.

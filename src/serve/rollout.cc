@@ -188,23 +188,6 @@ void Rollout::begin_push(std::vector<TensorInfo> tensors, UpdateOptions options,
                            std::move(done));
 }
 
-Status Rollout::check_announced(const std::vector<TensorInfo>& tensors) const {
-  std::map<std::string, TensorInfo> loadable;
-  for (TensorInfo& tensor : context_.host.loadable_tensors()) {
-    std::string name = tensor.name;
-    loadable.emplace(std::move(name), std::move(tensor));
-  }
-  for (const TensorInfo& tensor : tensors) {
-    const auto found = loadable.find(tensor.name);
-    if (found == loadable.end()) continue;
-    if (tensor.dtype == found->second.dtype && tensor.shape == found->second.shape) continue;
-    return make_error(ErrorCode::kMismatch, "tensor {} is {} [{}], the model loads {} [{}]",
-                      tensor.name, tensor.dtype, fmt::join(tensor.shape, ", "),
-                      found->second.dtype, fmt::join(found->second.shape, ", "));
-  }
-  return {};
-}
-
 void Rollout::open_push(std::function<void(Result<std::uint64_t>)> done) {
   BracketPtr bracket;
   {

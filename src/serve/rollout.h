@@ -63,9 +63,6 @@ class Rollout {
   // The reload that takes the bracket's pushed bytes, begun by the first call. Errors (to done):
   // kFailedPrecondition when no bracket is open.
   void open_push(std::function<void(Result<std::uint64_t>)> done);
-  // That tensors which the model loads have its dtype and shape; an unknown name is for the push to
-  // refuse. Errors: kMismatch naming tensor and both.
-  Status check_announced(const std::vector<TensorInfo>& tensors) const;
   // A push of its own, for one body that is the whole update.
   void begin_push(std::vector<TensorInfo> tensors, UpdateOptions options,
                   std::function<void(Result<std::uint64_t>)> begun, DoneReport done);

@@ -187,7 +187,7 @@ std::unique_ptr<Upload> upload_weights(const RolloutPtr& rollout, const HttpRequ
                                        ResponderPtr responder) {
   UploadTarget target;
   target.open = [rollout](const std::vector<TensorInfo>& tensors) -> Result<std::uint64_t> {
-    HF_TRY(rollout->check_announced(tensors));
+    HF_TRY(rollout->host().check_loadable(tensors));
     return wait_for<std::uint64_t>([&](auto done) { rollout->open_push(std::move(done)); });
   };
   target.complete = [](std::uint64_t, const ResponderPtr& answer) {

@@ -24,7 +24,7 @@ class WeightUpload final : public Upload {
                  .on_bytes =
                      [this](const TensorInfo& tensor, std::uint64_t offset,
                             std::span<const std::byte> bytes) {
-                       return host_.push(*reload_, tensor.name, offset, bytes);
+                       return host_.push(*reload_, tensor.name, offset, bytes, tensor.dtype);
                      }}) {}
 
   bool data(std::span<const std::byte> bytes) override {

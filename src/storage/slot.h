@@ -76,6 +76,8 @@ struct ParameterSpec {
   // ("...layers.N...") when it is left at -1.
   std::int64_t layer = -1;
   bool expert_axis = false;  // the first dimension is the expert
+  // Of bf16 ones: sources may have it as f16 or f32, too, and it is rounded once as it comes.
+  bool any_float = false;
   // How the bytes are laid out; a source with another tag is refused.
   std::string layout = std::string(kCheckpointLayout);
   // The published tensors that are one row of it each, in order, where no file has the whole: an

@@ -133,6 +133,24 @@ class Updates(Control):
         self.call("/finish_weight_update")
         self.assertEqual(self.tokens()["token_ids"], self.of_b())
 
+    def test_what_is_not_quantised_may_come_as_f32_in_a_bracket_and_whole(self):
+        def widened(name, tensor):
+            dtype, shape, data = tensor
+            if dtype != "BF16" or ".experts." in name:
+                return tensor
+            return "F32", shape, b"".join(b"\0\0" + data[i:i + 2] for i in range(0, len(data), 2))
+
+        data = pack({name: widened(name, tensor) for name, tensor in all_tensors(MODEL_B).items()})
+        self.call("/start_weight_update")
+        reply = self.upload("/update_weights", data)
+        self.assertEqual(reply.status, 200, reply.text)
+        self.call("/finish_weight_update")
+        self.assertEqual(self.tokens()["token_ids"], self.of_b())
+        self.call("/update_weights", {"weight_dir": MODEL_A})
+        reply = self.upload("/reload/upload", data)
+        self.assertEqual(reply.status, 200, reply.text)
+        self.assertEqual(self.tokens()["token_ids"], self.of_b())
+
     def test_one_upload_is_a_whole_update(self):
         reply = self.upload("/reload/upload?weight_version=whole", pack(all_tensors(MODEL_B)))
         self.assertEqual(reply.status, 200, reply.text)
@@ -210,7 +228,7 @@ class Updates(Control):
         name = "model.embed_tokens.weight"
         dtype, shape, data = all_tensors(MODEL_B)[name]
         for wrong in ((dtype, shape[::-1], data), (dtype, [len(data) // 2], data),
-                      ("F16", shape, data), ("I16", shape, data)):
+                      ("I16", shape, data), ("U16", shape, data)):
             with self.subTest(wrong[:2]):
                 self.call("/start_weight_update")
                 reply = self.upload("/update_weights", pack({name: wrong}))
