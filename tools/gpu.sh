@@ -4,11 +4,11 @@ gpu_usage() {
   cat <<'TEXT'
 usage: ./dev gpu [--out DIR] [--tiny] [--cutlass DIR] [--prebuilt]
 
-Builds the `cuda` preset (nvcc 13) and runs what needs a GPU, in this order: the tests named Cuda*
-of each folder; the small ones under compute-sanitizer; the drill on the tiny models, whole and with
-every fault, which must be RED, and in every published format; the drill at gpt-oss-20b's shape,
-likewise; and then the timings, of kernels and of reloads while requests decode. Prints a table
-last; logs and JSON go to DIR (default: build/gpu). CUTLASS, for `--experts cutlass`, is what
+Builds the `cuda` preset (nvcc 13) and runs what needs a GPU. First, beside each other: the tests
+named Cuda* of each folder; the small ones and a tiny drill under compute-sanitizer; the drill on
+the tiny models, whole and with every fault, which must be RED, and in every published format; the
+drill at gpt-oss-20b's shape, likewise. Then the timings, alone: of reloads while requests decode,
+of kernels and of whole steps. Prints a table last; logs and JSON go to DIR (default: build/gpu). CUTLASS, for `--experts cutlass`, is what
 --cutlass or $HOLDFAST_CUTLASS says (its include directory), or comes with pip into build/cutlass;
 without it that backend's sections are left out, and the table says so. --tiny leaves out what needs
 28 GB of disk and 80 GB of memory. Where there is no GPU the tests say that they were skipped, and
@@ -19,7 +19,7 @@ TEXT
 
 # gpu_row NAME VERDICT COUNT STARTED
 gpu_row() {
-  gpu_rows+=("$(printf '%-34s %-18s %10s %5s s' "$1" "$2" "$3" $((SECONDS - $4)))")
+  printf '%-34s %-18s %10s %5s s\n' "$1" "$2" "$3" $((SECONDS - $4))
 }
 
 # gpu_section NAME SECONDS COMMAND...: a row of the table; output in $gpu_out/NAME.log.
@@ -30,7 +30,6 @@ gpu_section() {
   counts=$(grep -cE '^\[       OK \]' "$gpu_out/$name.log" || true)
   if [ "$status" != 0 ]; then
     verdict="FAILED ($status)"
-    gpu_failures=$((gpu_failures + 1))
   elif grep -q '^\[  SKIPPED \]' "$gpu_out/$name.log"; then
     verdict="skipped: no GPU"
   fi
@@ -48,11 +47,25 @@ gpu_drill() {
   if [ "$found" = RED ] && grep -qE 'not_found: fault' "$gpu_out/$name.log"; then
     found=REFUSED
   fi
-  if [ "$found" != "$wanted" ]; then
-    gpu_failures=$((gpu_failures + 1))
-    found="FAILED: $found"
-  fi
+  [ "$found" = "$wanted" ] || found="FAILED: $found"
   gpu_row "$name" "$found" '' "$started"
+}
+
+# gpu_begin GROUP COMMAND...: sections whose results do not depend on time, beside others; what
+# they print (rows) goes to $gpu_out/GROUP.rows. gpu_end waits for all of them.
+gpu_begin() {
+  local group=$1
+  shift
+  gpu_groups+=("$group")
+  "$@" >"$gpu_out/$group.rows" &
+}
+gpu_end() {
+  wait
+  local group
+  for group in "${gpu_groups[@]}"; do
+    cat "$gpu_out/$group.rows"
+  done >>"$gpu_out/table.txt"
+  gpu_groups=()
 }
 
 gpu_drills_tiny() {
@@ -76,7 +89,7 @@ gpu_drills_tiny() {
 # kind of fault.
 gpu_drills_formats() {
   local from=build/cuda/fixtures to=build/cuda/fixtures_b format fault
-  for format in $(cd $from 2>/dev/null && ls | grep -v -e '-attention$'); do
+  for format in $(cd $from 2>/dev/null && ls); do
     gpu_drill "drill-$format" GREEN 60 --from "$from/$format" --to "$to/$format"
   done
   format=qwen3moe-modelopt-nvfp4
@@ -121,18 +134,39 @@ gpu_drills_cutlass() {
     --experts cutlass --graphs
 }
 
-# A: random weights; B: those after a training step. Made while the small sections run.
+# A: random weights; B: those after a training step.
 gpu_make_large() {
-  (time build/cuda/cli/holdfast make-checkpoint --like gpt-oss-20b --seed 1 "$gpu_large/A" \
-    --next "$gpu_large/B") >"$gpu_out/make-checkpoint.log" 2>&1
+  gpu_section make-checkpoint 300 build/cuda/cli/holdfast make-checkpoint --like gpt-oss-20b --seed 1 \
+    "$gpu_large/A" --next "$gpu_large/B"
 }
 
 gpu_drills_large() {
   local from=$gpu_large/A to=$gpu_large/B fault
-  gpu_drill drill-20b GREEN 120 --from "$from" --to "$to"
+  gpu_make_large
+  gpu_drill drill-20b GREEN 240 --from "$from" --to "$to"
   for fault in rebind-constants skip-layer drop-sink; do
-    gpu_drill "drill-20b-$fault" RED 90 --from "$from" --to "$to" --inject $fault
+    gpu_drill "drill-20b-$fault" RED 120 --from "$from" --to "$to" --inject $fault
   done
+}
+
+gpu_tests() {
+  local folder
+  for folder in "$@"; do
+    gpu_section "$folder" 180 "build/cuda/${folder}_test" --gtest_filter='Cuda*'
+  done
+}
+
+gpu_checked() {
+  local folder
+  for folder in "$@"; do
+    gpu_memcheck "$folder" "build/cuda/${folder}_test" --gtest_filter='Cuda*:-*2880*'
+  done
+}
+
+# gpu_memcheck NAME COMMAND...: the audit asks the driver about words that are no pointers; those
+# errors are its answers.
+gpu_memcheck() {
+  gpu_section "memcheck-$1" 400 compute-sanitizer --report-api-errors no --error-exitcode 9 "${@:2}"
 }
 
 # What is run, from source, or, with an argument, as it lies there.
@@ -168,51 +202,47 @@ dev_gpu() {
   done
   mkdir -p "$gpu_out"
   gpu_build "$prebuilt"
-  gpu_rows=()
-  gpu_failures=0
-  local folder maker='' started=$SECONDS
+  gpu_groups=()
+  : >"$gpu_out/table.txt"
   nvidia-smi >/dev/null 2>&1 || tiny=yes
   if [ -z "$tiny" ]; then
     gpu_large=$(mktemp -d)
     trap 'rm -rf "$gpu_large"' EXIT
-    gpu_make_large &
-    maker=$!
+    gpu_begin large gpu_drills_large
   fi
-  for folder in device ops experts engine; do
-    gpu_section "$folder" 180 "build/cuda/${folder}_test" --gtest_filter='Cuda*'
-  done
+  gpu_begin tests gpu_tests device ops engine
+  gpu_begin experts gpu_tests experts
   if command -v compute-sanitizer >/dev/null; then
-    # The audit asks the driver about words that are no pointers: those errors are its answers.
-    for folder in device ops experts; do
-      gpu_section "memcheck-$folder" 180 compute-sanitizer --report-api-errors no \
-        --error-exitcode 9 "build/cuda/${folder}_test" --gtest_filter='Cuda*:-*2880*'
-    done
+    gpu_begin memcheck gpu_checked device ops
+    gpu_begin memcheck-experts gpu_checked experts
+    gpu_begin memcheck-tiny gpu_memcheck tiny build/cuda/cli/holdfast drill --device cuda \
+      --from models/gptoss-tiny-A --to models/gptoss-tiny-B
   fi
   if nvidia-smi >/dev/null 2>&1; then
-    gpu_drills_tiny
-    gpu_drills_formats
-    gpu_drills_cutlass
+    gpu_begin tiny gpu_drills_tiny
+    gpu_begin formats gpu_drills_formats
+    gpu_begin cutlass gpu_drills_cutlass
   fi
-  if [ -n "$maker" ]; then
-    if wait "$maker"; then
-      gpu_row make-checkpoint passed '' "$started"
-      gpu_drills_large
+  gpu_end
+  # Timings have the machine to themselves.
+  {
+    if [ -z "$tiny" ]; then
       gpu_section reload 200 build/cuda/bench/gpu_reload "$gpu_large/A" "$gpu_large/B" \
         --out "$gpu_out/reload.json"
-    else
-      gpu_failures=$((gpu_failures + 1))
-      gpu_row make-checkpoint FAILED '' "$started"
     fi
-  fi
-  gpu_section kernels 180 build/cuda/experts_bench --benchmark_filter=run_gpu
-  grep -E ' rows +[0-9]+ ' "$gpu_out/kernels.log" || true
-  gpu_section schemes 180 build/cuda/experts_bench --benchmark_filter=run_schemes
-  grep -E ' rows +[0-9]+ ' "$gpu_out/schemes.log" || true
-  gpu_section step 180 build/cuda/engine_bench --benchmark_filter=run_step
-  grep -E ' rows +[0-9]+ ' "$gpu_out/step.log" || true
+    gpu_section kernels 180 build/cuda/experts_bench --benchmark_filter=run_gpu
+    gpu_section schemes 180 build/cuda/experts_bench --benchmark_filter=run_schemes
+    gpu_section step 180 build/cuda/engine_bench --benchmark_filter=run_step
+  } >>"$gpu_out/table.txt"
+  local log
+  for log in kernels schemes step; do
+    grep -E ' rows +[0-9]+ ' "$gpu_out/$log.log" || true
+  done
   cat "$gpu_out/reload.log" 2>/dev/null || true
   title "GPU: $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null ||
                 echo none), commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
-  printf '%s\n' "${gpu_rows[@]}"
-  [ "$gpu_failures" = 0 ] || fail "gpu: $gpu_failures sections failed; logs in $gpu_out"
+  cat "$gpu_out/table.txt"
+  local failures
+  failures=$(grep -c FAILED "$gpu_out/table.txt" || true)
+  [ "$failures" = 0 ] || fail "gpu: $failures sections failed; logs in $gpu_out"
 }
