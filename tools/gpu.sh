@@ -8,11 +8,13 @@ Builds the `cuda` preset (nvcc 13) and runs what needs a GPU. First, beside each
 named Cuda* of each folder; the small ones and a tiny drill under compute-sanitizer; the drill on
 the tiny models, whole and with every fault, which must be RED, and in every published format; the
 drill at gpt-oss-20b's shape, likewise. Then the timings, alone: of reloads while requests decode,
-of kernels and of whole steps. Prints a table last; logs and JSON go to DIR (default: build/gpu). CUTLASS, for `--experts cutlass`, is what
---cutlass or $HOLDFAST_CUTLASS says (its include directory), or comes with pip into build/cutlass;
-without it that backend's sections are left out, and the table says so. --tiny leaves out what needs
-28 GB of disk and 80 GB of memory. Where there is no GPU the tests say that they were skipped, and
-so does the table. Ends with 1 when something failed.
+of kernels and of whole steps. Prints a table last; logs and JSON go to DIR (default: build/gpu).
+
+CUTLASS, for `--experts cutlass`, is what --cutlass or $HOLDFAST_CUTLASS says (its include
+directory), or comes with pip into build/cutlass; without it that backend's sections are left out,
+and the table says so. --tiny leaves out what needs 28 GB of disk and 80 GB of memory. Where there
+is no GPU the tests say that they were skipped, and so does the table. Ends with 1 when something
+failed.
 --prebuilt takes build/cuda as it is, built elsewhere: time on a GPU is dearer than on a CPU.
 TEXT
 }
@@ -136,8 +138,8 @@ gpu_drills_cutlass() {
 
 # A: random weights; B: those after a training step.
 gpu_make_large() {
-  gpu_section make-checkpoint 300 build/cuda/cli/holdfast make-checkpoint --like gpt-oss-20b --seed 1 \
-    "$gpu_large/A" --next "$gpu_large/B"
+  gpu_section make-checkpoint 300 build/cuda/cli/holdfast make-checkpoint --like gpt-oss-20b \
+    --seed 1 "$gpu_large/A" --next "$gpu_large/B"
 }
 
 gpu_drills_large() {
