@@ -15,7 +15,8 @@ directory), or comes with pip into build/cutlass; without it that backend's sect
 and the table says so. --tiny leaves out what needs 28 GB of disk and 80 GB of memory. Where there
 is no GPU the tests say that they were skipped, and so does the table. Ends with 1 when something
 failed.
---prebuilt takes build/cuda as it is, built elsewhere: time on a GPU is dearer than on a CPU.
+--prebuilt takes build/cuda as it is, built elsewhere (build/cuda/commit says of which commit): time
+on a GPU is dearer than on a CPU.
 TEXT
 }
 
@@ -179,6 +180,7 @@ gpu_build() {
     ensure_packages build test bench
     gpu_find_cutlass
     build_preset cuda "${targets[@]}" quantised_fixtures -- "-DHOLDFAST_CUTLASS=$gpu_cutlass"
+    git describe --always --dirty >build/cuda/commit 2>/dev/null || echo unknown >build/cuda/commit
     return
   fi
   local program
@@ -242,7 +244,7 @@ dev_gpu() {
   done
   cat "$gpu_out/reload.log" 2>/dev/null || true
   title "GPU: $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null ||
-                echo none), commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
+                echo none), commit $(cat build/cuda/commit 2>/dev/null || echo unknown), $(date -u +%F)"
   cat "$gpu_out/table.txt"
   local failures
   failures=$(grep -c FAILED "$gpu_out/table.txt" || true)
