@@ -243,10 +243,10 @@ dev_gpu() {
     grep -E ' rows +[0-9]+ ' "$gpu_out/$log.log" || true
   done
   cat "$gpu_out/reload.log" 2>/dev/null || true
-  title "GPU: $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null ||
-                echo none), commit $(cat build/cuda/commit 2>/dev/null || echo unknown), $(date -u +%F)"
+  title "$(date -u +%F), GPU: $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader \
+    2>/dev/null || echo none), commit $(cat build/cuda/commit 2>/dev/null || echo unknown)"
   cat "$gpu_out/table.txt"
   local failures
   failures=$(grep -c FAILED "$gpu_out/table.txt" || true)
-  [ "$failures" = 0 ] || fail "gpu: $failures sections failed; logs in $gpu_out"
+  [ "$failures" = 0 ] || fail "gpu: $failures sections failed; their logs: $gpu_out"
 }
