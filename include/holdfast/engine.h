@@ -79,6 +79,8 @@ struct EngineStats {
   std::int64_t kv_pages_cached = 0;              // kept for equal prefixes, given up when needed
   std::uint64_t steps = 0, prompt_tokens = 0, generated_tokens = 0, preemptions = 0;
   std::uint64_t prefix_queries = 0, prefix_hits = 0;  // in prompt tokens
+  // Reloads that ended "committed" and "rolled_back", as ReloadReport::state says: what was refused
+  // before any commit, given up, or undone after one is a roll-back.
   std::uint64_t commits = 0, roll_backs = 0;
   std::uint64_t last_step_rows = 0;
 };

@@ -119,7 +119,6 @@ Status EngineCore::reach_boundary() {
 
 void EngineCore::settle_reload() {
   if (!reloader_->settle()) return;
-  if (reloader_->last_report()->state == "rolled_back") ++roll_backs_;
   requests_->abort_computed_after(reloader_->last_report()->from_epoch);
   requests_->enter_epoch(epoch());
 }
@@ -137,7 +136,6 @@ Status EngineCore::commit_ready() {
                       requests_->started());
   }
   HF_TRY(reloader_->commit());
-  ++commits_;
   runtime_->recheck_graphs(*clock_);
   requests_->enter_epoch(epoch());
   requests_->apply(policy);
@@ -146,8 +144,8 @@ Status EngineCore::commit_ready() {
 
 EngineStats EngineCore::stats() const {
   EngineStats stats = requests_->stats();
-  stats.commits = commits_;
-  stats.roll_backs = roll_backs_;
+  stats.commits = reloader_->commits();
+  stats.roll_backs = reloader_->roll_backs();
   return stats;
 }
 

@@ -87,7 +87,6 @@ class EngineCore {
   std::unique_ptr<Reloader> reloader_;
   bool held_ = false;      // by the caller
   bool draining_ = false;  // the ready reload waits for what runs
-  std::uint64_t commits_ = 0, roll_backs_ = 0;
 };
 
 }  // namespace holdfast::engine

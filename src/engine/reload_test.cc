@@ -240,8 +240,12 @@ TEST(ReloadCommit, WeightsThatFailTheirVerificationAreRolledBackWithWhatTheyComp
   const bool touched = std::find(live.epochs.begin(), live.epochs.end(), 2u) != live.epochs.end();
   EXPECT_EQ(live.reason, touched ? FinishReason::kAbort : FinishReason::kLength);
   expect_same_tokens(run_together(*core, greedy_requests(prompts_a())), before);
+  EXPECT_EQ(core->stats().roll_backs, 1u);
+  EXPECT_EQ(core->stats().commits, 0u);
   ASSERT_TRUE(core->begin_reload(model_b(), {}).ok());
   EXPECT_TRUE(core->finish_reload().ok());
+  EXPECT_EQ(core->stats().roll_backs, 1u);
+  EXPECT_EQ(core->stats().commits, 1u);
 }
 
 TEST(ReloadCommit, AReadyReloadCommitsByItselfBetweenTwoSteps) {

@@ -299,9 +299,13 @@ Status Reloader::stage() {
 }
 
 // With the lock held; whoever calls announces once no lock is held.
-void Reloader::finish(ReloadPhase phase, std::optional<Error> error) {
+void Reloader::finish(ReloadPhase phase, std::optional<Error> error, bool poisons) {
+  using State = reload::TransactionState;
   failure_ = std::move(error);
   report_ = make_report();
+  if (poisons) report_->state = reload::transaction_state_name(State::kPoisoned);
+  if (report_->state == reload::transaction_state_name(State::kCommitted)) ++commits_;
+  if (report_->state == reload::transaction_state_name(State::kRolledBack)) ++roll_backs_;
   // Whatever it still holds of the device's memory is given back, also when it could not roll back.
   transaction_.reset();
   source_.reset();
@@ -449,11 +453,8 @@ bool Reloader::undo_unverified() {
       poisoned_ = "the reload that was to replace poisoned weights was rolled back";
     }
   }
-  finish(ReloadPhase::kFailed, *verify_error_);
-  if (!rolled_back.ok()) {
-    registry_.poison();
-    report_->state = reload::transaction_state_name(reload::TransactionState::kPoisoned);
-  }
+  finish(ReloadPhase::kFailed, *verify_error_, !rolled_back.ok());
+  if (!rolled_back.ok()) registry_.poison();
   return true;
 }
 

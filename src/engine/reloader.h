@@ -102,6 +102,9 @@ class Reloader {
   const std::string& poisoned() const { return poisoned_; }
   // Of the last reload that ended.
   std::optional<ReloadReport> last_report() const;
+  // How many ended so, as their reports say.
+  std::uint64_t commits() const { return commits_; }
+  std::uint64_t roll_backs() const { return roll_backs_; }
   // Why the last reload failed. Asserts phase kFailed.
   Error failure() const;
 
@@ -138,7 +141,8 @@ class Reloader {
   std::uint64_t expected_bytes(const reload::Fragment& fragment, std::uint64_t bytes) const;
   Status stage_pushed();
   Status end_one(std::uint64_t reload_id, const std::string& version);
-  void finish(ReloadPhase phase, std::optional<Error> error);
+  // `poisons`: also where the transaction could not say so.
+  void finish(ReloadPhase phase, std::optional<Error> error, bool poisons = false);
   ReloadReport make_report() const;
 
   storage::Registry& registry_;
@@ -170,6 +174,7 @@ class Reloader {
   std::optional<Error> verify_error_;
   std::optional<Error> failure_;
   std::optional<ReloadReport> report_;
+  std::atomic<std::uint64_t> commits_{0}, roll_backs_{0};
 };
 
 }  // namespace holdfast::engine

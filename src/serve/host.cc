@@ -76,7 +76,7 @@ void EngineHost::reload(std::string directory, ReloadOptions options,
                         std::function<void(Result<ReloadReport>)> done) {
   loop_->post([directory = std::move(directory), options = std::move(options),
                begun = std::move(begun), done = std::move(done)](HostLoop& loop) mutable {
-    loop.notice_reload();
+    loop.make_room(options.replace_open);
     const std::int64_t now = unix_ms();
     const Status started = loop.engine().begin_reload(directory, options);
     if (!started.ok()) return begun(started.error());
@@ -93,13 +93,13 @@ void EngineHost::begin_push(std::vector<TensorInfo> tensors, ReloadOptions optio
                             std::function<void(Result<ReloadReport>)> done) {
   loop_->post([tensors = std::move(tensors), options = std::move(options),
                begun = std::move(begun), done = std::move(done)](HostLoop& loop) mutable {
-    loop.notice_reload();
+    loop.make_room(options.replace_open);
     const std::int64_t now = unix_ms();
     const Result<std::uint64_t> id = loop.engine().begin_push(std::move(tensors), options);
     if (id.ok()) {
       loop.expect_reload({.id = *id,
                           .began_unix_ms = now,
-                            .done = std::move(done)});
+                          .done = std::move(done)});
     }
     begun(id);
   });

@@ -337,6 +337,21 @@ void HostLoop::wake_up() {
 
 // --- reloads
 
+void HostLoop::record_ended() {
+  const ReloadStatus status = engine_->reload_status();
+  if (!has_ended(status.phase) || status.id == recorded_reload_) return;
+  recorded_reload_ = status.id;
+  const std::optional<ReloadReport> report = engine_->last_reload();
+  if (!report) return;
+  const std::int64_t now = unix_ms();
+  const bool ours = reload_ && reload_->id == status.id;
+  if (records_.size() == kMaxReloadRecords) records_.erase(records_.begin());
+  records_.push_back({.report = *report,
+                      .began_unix_ms = ours ? reload_->began_unix_ms : now,
+                      .ended_unix_ms = now});
+  if (observer_.on_reload) observer_.on_reload(*report);
+}
+
 void HostLoop::notice_reload() {
   const ReloadPhase phase = engine_->reload_phase();
   if (!has_ended(phase)) return;
@@ -345,19 +360,18 @@ void HostLoop::notice_reload() {
   noticed_reload_ = status.id;
   const Result<ReloadReport> result = engine_->finish_reload();  // it has ended: waits for nothing
   notice_epoch();
-  const std::int64_t now = unix_ms();
-  const bool ours = reload_ && reload_->id == status.id;
-  if (const auto report = engine_->last_reload()) {
-    if (records_.size() == kMaxReloadRecords) records_.erase(records_.begin());
-    records_.push_back({.report = *report,
-                        .began_unix_ms = ours ? reload_->began_unix_ms : now,
-                        .ended_unix_ms = now});
-    if (observer_.on_reload) observer_.on_reload(*report);
-  }
-  if (!ours) return;
+  record_ended();
+  if (!reload_ || reload_->id != status.id) return;
   const OpenReload ended = *std::exchange(reload_, std::nullopt);
   publish();  // whoever is told finds the reload in the snapshot
   ended.done(result);
+}
+
+void HostLoop::make_room(bool replace_open) {
+  notice_reload();
+  if (!replace_open) return;
+  static_cast<void>(engine_->abort_reload());  // refused when there is none, or it is committed
+  record_ended();
 }
 
 void HostLoop::expect_reload(OpenReload reload) {

@@ -50,8 +50,11 @@ class HostLoop {
   Status resume();
   void sleep();
   void wake_up();
-  // Before a reload begins: one that has ended is told so first.
+  // A reload that has ended is recorded, and who waits for it is told so.
   void notice_reload();
+  // Before a reload begins: one that has ended is noticed first, and one that is to be replaced is
+  // given up and recorded.
+  void make_room(bool replace_open);
   // One that is still open has been replaced: who waits for it is told so.
   void expect_reload(OpenReload reload);
   Status abort_reload(std::uint64_t id);
@@ -81,6 +84,7 @@ class HostLoop {
   void reach_pause();
   void end_pause();
   void finish_drain();
+  void record_ended();
   void tell(std::string_view state) const;
   void tell(std::string_view state, const std::string& why) const;
   void publish();
@@ -109,7 +113,7 @@ class HostLoop {
   bool not_finite_ = false;  // told once, until a step goes well
   std::vector<std::function<void()>> pausing_, draining_done_;
   std::optional<OpenReload> reload_;
-  std::uint64_t noticed_reload_ = 0;
+  std::uint64_t noticed_reload_ = 0, recorded_reload_ = 0;
   std::vector<ReloadRecord> records_;
   std::uint64_t epoch_ = 0;
   std::string version_;

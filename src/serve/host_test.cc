@@ -370,6 +370,31 @@ TEST_F(HostTest, WhoWaitsForAReloadThatIsReplacedIsToldSo) {
   const Error told = replaced.get_future().get();
   EXPECT_EQ(told.code(), ErrorCode::kCancelled);
   EXPECT_NE(told.message().find(std::to_string(*second)), std::string::npos) << told.message();
+  // What was given up is on record, too.
+  settle();
+  settle();  // what the first found is published by then
+  const HostSnapshot now = host_->snapshot();
+  ASSERT_EQ(now.reloads.size(), 1u);
+  EXPECT_EQ(now.reloads[0].report.id, *first);
+  EXPECT_EQ(now.reloads[0].report.state, "rolled_back");
+  EXPECT_EQ(now.stats.roll_backs, 1u);
+}
+
+TEST_F(HostTest, ReloadsAreCountedAsTheirRecordsSay) {
+  open();
+  EXPECT_FALSE(reload("no such directory").ok());
+  EXPECT_FALSE(reload(HF_SOURCE_DIR "/tests/golden/mixtral-tiny-bf16").ok());
+  EXPECT_TRUE(reload(kModelB).ok());
+  const HostSnapshot now = host_->snapshot();
+  std::uint64_t committed = 0, rolled_back = 0;
+  for (const ReloadRecord& record : now.reloads) {
+    committed += record.report.state == "committed";
+    rolled_back += record.report.state == "rolled_back";
+  }
+  EXPECT_EQ(rolled_back, 2u);
+  EXPECT_EQ(committed, 1u);
+  EXPECT_EQ(now.stats.roll_backs, rolled_back);
+  EXPECT_EQ(now.stats.commits, committed);
 }
 
 // --- the end
