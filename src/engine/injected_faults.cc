@@ -6,6 +6,8 @@
 #include <array>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <filesystem>
 #include <system_error>
 #include <thread>
@@ -15,6 +17,7 @@
 #include "base/assert.h"
 #include "base/error.h"
 #include "device/cpu/cpu_device.h"
+#include "reload/sanity.h"
 
 namespace holdfast::engine {
 
@@ -36,8 +39,10 @@ constexpr std::chrono::milliseconds kStallStep{1};
 constexpr std::uint64_t kTornCopyBytes = 4'096;  // that land before a copy fails
 // An arena's backing is exchanged, or written in part, by as many calls.
 constexpr std::uint64_t kCallsBeforeLoss = 3;
-// Leaves sign and exponent of a bf16 as they are (its low byte holds one bit of the exponent).
+// Of the low byte of a float of two bytes or more: leaves sign and exponent as they are (a bf16's
+// holds one bit of the exponent).
 constexpr std::byte kGarbageMask{0x55};
+constexpr std::byte kSign{0x80};
 
 std::optional<SourceFault> source_fault_from_name(std::string_view name) {
   const auto found = std::find(kSourceFaultNames.begin(), kSourceFaultNames.end(), name);
@@ -47,6 +52,39 @@ std::optional<SourceFault> source_fault_from_name(std::string_view name) {
 
 Error file_error(const std::string& path, const std::error_code& code) {
   return make_error(ErrorCode::kIo, "{}: {}", path, code.message());
+}
+
+bool make_garbage(tensor::DType dtype, std::size_t width, std::span<std::byte> elements) {
+  if (width < 2 || dtype == tensor::DType::kI32 || dtype == tensor::DType::kI64) return false;
+  for (std::size_t i = 0; i < elements.size(); i += width) elements[i] ^= kGarbageMask;
+  return true;
+}
+
+// Whether `element` is of a dtype that has NaNs, and is one now.
+bool make_nan(tensor::DType dtype, std::span<std::byte> element) {
+  std::uint32_t bits = 0;
+  switch (dtype) {
+    case tensor::DType::kF32: bits = 0x7FC1'0000; break;
+    case tensor::DType::kF16: bits = 0x7E01; break;
+    case tensor::DType::kBF16: bits = 0x7FC1; break;
+    case tensor::DType::kF8E4M3:
+    case tensor::DType::kF8E5M2: bits = 0x7F; break;
+    default: return false;
+  }
+  std::memcpy(element.data(), &bits, element.size());  // little-endian
+  return true;
+}
+
+// Whether `element` is a scale's, and is none now.
+bool make_bad_scale(reload::Insanity insanity, std::span<std::byte> element) {
+  switch (insanity) {
+    case reload::Insanity::kE8M0Nan: element[0] = std::byte{0xFF}; return true;
+    case reload::Insanity::kF32Scale:
+    case reload::Insanity::kF16Scale:
+    case reload::Insanity::kBF16Scale:
+    case reload::Insanity::kF8E4M3Scale: element.back() |= kSign; return true;
+    default: return false;
+  }
 }
 
 // The stream of the reload alone, so that no step of the serving engine meets its fault.
@@ -155,23 +193,19 @@ class FaultInjector::FaultySource final : public reload::Source {
     return {};
   }
 
+  // Of whatever floats the checkpoint has.
   void spoil(std::size_t index, std::uint64_t offset, std::span<std::byte> to) {
     const reload::SourceTensor& tensor = tensors()[index];
-    const SourceFault fault = *injector_.source_fault_;
-    if (fault == SourceFault::kBadScale && tensor.name.ends_with("_scales") && !to.empty()) {
-      to[to.size() / 2] = std::byte{0xFF};
-      fired_ = true;
-    }
-    const bool is_bf16 = tensor.dtype == tensor::DType::kBF16 && offset % 2 == 0 && to.size() >= 2;
-    if (!is_bf16) return;
-    if (fault == SourceFault::kGarbage) {
-      for (std::size_t i = 0; i < to.size(); i += 2) to[i] ^= kGarbageMask;
-      fired_ = true;
-    }
-    if (fault == SourceFault::kNan) {
-      to[0] = std::byte{0xC1};
-      to[1] = std::byte{0x7F};
-      fired_ = true;
+    const auto width = static_cast<std::size_t>(tensor::dtype_bits(tensor.dtype)) / 8;
+    if (width == 0 || offset % width != 0 || to.size() < width) return;
+    const reload::Insanity insanity = reload::insanity_of(tensor.name, tensor.dtype);
+    switch (*injector_.source_fault_) {
+      case SourceFault::kGarbage: fired_ = make_garbage(tensor.dtype, width, to); return;
+      case SourceFault::kNan: fired_ = make_nan(tensor.dtype, to.first(width)); return;
+      case SourceFault::kBadScale:
+        fired_ = make_bad_scale(insanity, to.subspan(to.size() / 2 / width * width, width));
+        return;
+      default: return;
     }
   }
 

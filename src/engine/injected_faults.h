@@ -22,8 +22,8 @@ enum class SourceFault : std::uint8_t {
   kShortRead,   // a read gives fewer bytes than were asked for
   kSourceDies,  // a read fails, and every later one
   kGarbage,     // other bytes come, each of which could be a weight
-  kNan,         // a bf16 element is NaN
-  kBadScale,    // a block scale is the e8m0 NaN 0xFF
+  kNan,         // an element of any float dtype is NaN
+  kBadScale,    // a scale of any dtype is negative, or the e8m0 NaN 0xFF
   kTruncated,   // a file becomes shorter while it is read
   kReplaced,    // a file becomes another one while it is read
   kCancelled,   // the reload is cancelled while it is read
