@@ -101,7 +101,9 @@ void add_account(const checkpoint::Account& account, InspectReport& report) {
   }
   for (const checkpoint::Account::Unknown& tensor : account.unknown) {
     std::string line = tensor.name;
-    if (!tensor.nearest.empty()) {
+    if (!tensor.stored_twice.empty()) {
+      line += fmt::format(" ({})", tensor.stored_twice);
+    } else if (!tensor.nearest.empty()) {
       line += fmt::format(" (nearest: {})", fmt::join(tensor.nearest, ", "));
     }
     report.unknown.push_back(std::move(line));

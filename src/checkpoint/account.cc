@@ -3,12 +3,14 @@
 #include <fmt/ranges.h>
 
 #include <filesystem>
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "base/assert.h"
 #include "base/error.h"
 #include "checkpoint/observed_format.h"
+#include "checkpoint/stored_twice.h"
 
 namespace holdfast::checkpoint {
 namespace {
@@ -61,10 +63,18 @@ Account take_account(const std::vector<ExpectedTensor>& expected,
       compare(tensor, *found->second, account);
     }
   }
+  const auto find_dtype = [&](const std::string& name) -> std::optional<tensor::DType> {
+    const auto found = by_name.find(name);
+    if (found == by_name.end()) return std::nullopt;
+    return found->second->entry->dtype;
+  };
   for (const LocatedTensor& tensor : located) {
     if (known.contains(tensor.entry->name)) continue;
-    Account::Unknown unknown{tensor.entry->name, file_name(*tensor.file), {}};
-    if (account.unknown.size() < kMaxSuggested) {
+    Account::Unknown unknown{tensor.entry->name, file_name(*tensor.file), {}, {}};
+    const auto twice = find_stored_twice(unknown.name, find_dtype);
+    if (twice.has_value()) {
+      unknown.stored_twice = to_text(*twice);
+    } else if (account.unknown.size() < kMaxSuggested) {
       unknown.nearest = nearest_names(unknown.name, known_names, kNearest);
     }
     account.unknown.push_back(std::move(unknown));
@@ -81,9 +91,14 @@ Error describe_defects(const Account& account, const std::string& directory) {
   }
   if (!account.unknown.empty()) {
     const Account::Unknown& first = account.unknown.front();
-    parts.push_back(fmt::format("tensor {} in {} is unknown, the nearest known names are {}{}",
-                                first.name, first.file, fmt::join(first.nearest, ", "),
-                                count_more(account.unknown.size())));
+    const std::string more = count_more(account.unknown.size());
+    if (first.stored_twice.empty()) {
+      parts.push_back(fmt::format("tensor {} in {} is unknown, the nearest known names are {}{}",
+                                  first.name, first.file, fmt::join(first.nearest, ", "), more));
+    } else {
+      parts.push_back(fmt::format("tensor {} in {}: {}{}", first.name, first.file,
+                                  first.stored_twice, more));
+    }
   }
   if (!account.missing.empty()) {
     const ExpectedTensor& first = account.missing.front();

@@ -39,7 +39,10 @@ struct Account {
   struct Unknown {
     std::string name;
     std::string file;                  // within the directory
-    std::vector<std::string> nearest;  // up to 3 known names, nearest first; of the first few only
+    // Up to 3 known names, nearest first; of the first few only, and of none that is stored twice.
+    std::vector<std::string> nearest;
+    // Of a layer that is here once plain and once quantised: so, in words. Else empty.
+    std::string stored_twice;
   };
   std::vector<Unknown> unknown;
   // "model.norm.weight in model.safetensors: shape [255], expected [256]"

@@ -123,6 +123,46 @@ TEST(Dialects, OneExpertWithAnotherDtypeThanTheOthersIsNamed) {
   EXPECT_THAT(opened.error().message(), HasSubstr("dtype bf16, expected f32"));
 }
 
+// Once plain and once quantised: a linear layer, one expert's matrix, gpt-oss' fused experts.
+TEST(Dialects, ALayerThatIsStoredTwiceIsCalledThat) {
+  const std::string gptq = R"({"quant_method":"gptq","bits":4,"group_size":16,"desc_act":false,
+      "sym":true,"lm_head":false})";
+  const std::string query = "model.layers.1.self_attn.q_proj";
+  const std::string up = "model.layers.1.mlp.experts.2.up_proj";
+  const std::string fused = "model.layers.0.mlp.experts.gate_up_proj";
+  const struct {
+    SmallCheckpoint small;
+    std::string layer, added, codes;
+  } cases[] = {{small_of(qwen_config(gptq)), query, query + ".weight", query + ".qweight"},
+               {small_of(qwen_config(gptq)), up, up + ".weight", up + ".qweight"},
+               {SmallCheckpoint::make(), fused, fused, fused + "_blocks"}};
+  for (const auto& tested : cases) {
+    SmallCheckpoint small = tested.small;
+    small.add({tested.added, DType::kF16, {32, 64}});
+    const TempDir dir;
+    const auto opened = open_written(dir, small);
+    ASSERT_FALSE(opened.ok()) << tested.layer;
+    EXPECT_THAT(opened.error().message(),
+                HasSubstr("layer " + tested.layer + " is stored twice, once plain (" +
+                          tested.added + ") and once quantised (" + tested.codes + ")"));
+    const auto inspected = Checkpoint::open_for_inspection(dir.path());
+    ASSERT_TRUE(inspected.ok());
+    ASSERT_FALSE((*inspected)->account().unknown.empty());
+    for (const auto& unknown : (*inspected)->account().unknown) {
+      EXPECT_THAT(unknown.stored_twice, HasSubstr("layer " + tested.layer)) << unknown.name;
+    }
+  }
+}
+
+// A scale that is left over beside plain values is no second layer.
+TEST(Dialects, AScaleWithoutCodesIsUnknownAndNotALayerStoredTwice) {
+  const TempDir dir;
+  SmallCheckpoint small = small_of(qwen_config());
+  small.add({"model.layers.1.self_attn.q_proj.weight_scale", DType::kF32, {1}});
+  EXPECT_THAT(open_written(dir, small).error().message(),
+              HasSubstr("q_proj.weight_scale in model-00002-of-00002.safetensors is unknown"));
+}
+
 TEST(Dialects, ShardsWithoutAnIndexAreTakenWhenAllAreThere) {
   const TempDir dir;
   small_of(qwen_config()).write(dir.path());
