@@ -88,15 +88,16 @@ tensor::GlobalScale convention(const ExpertsSpec& spec) {
              : tensor::GlobalScale::kMultiplier;
 }
 
-// The largest of the inputs' scalars, as multipliers.
-storage::DeriveFunction largest_multiplier(tensor::GlobalScale kind, std::string name) {
-  return [kind, name = std::move(name)](device::Stream&, std::span<const TensorView> inputs,
-                                        std::span<const TensorView> outputs) -> Status {
+// The largest of the inputs' scalars, as multipliers; `names` are the inputs' own.
+storage::DeriveFunction largest_multiplier(tensor::GlobalScale kind,
+                                           std::vector<std::string> names) {
+  return [kind, names = std::move(names)](device::Stream&, std::span<const TensorView> inputs,
+                                          std::span<const TensorView> outputs) -> Status {
     float largest = 0.0f;
-    for (const TensorView& input : inputs) {
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
       float stored = 0.0f;
-      HF_TRY(tensor::decode_to_f32(input.dtype, input.address, 1, &stored));
-      HF_ASSIGN(const float multiplier, tensor::nvfp4_multiplier(kind, stored, name));
+      HF_TRY(tensor::decode_to_f32(inputs[i].dtype, inputs[i].address, 1, &stored));
+      HF_ASSIGN(const float multiplier, tensor::nvfp4_multiplier(kind, stored, names[i]));
       largest = std::max(largest, multiplier);
     }
     *outputs[0].as<float>() = largest;
@@ -105,15 +106,22 @@ storage::DeriveFunction largest_multiplier(tensor::GlobalScale kind, std::string
 }
 
 Result<std::optional<SlotId>> define_scalar(LayerParameters& layer, std::string name,
-                                            std::vector<DeriveInput> inputs) {
+                                            const std::vector<const ExpertTensor*>& tensors) {
   const std::int64_t experts = layer.spec().shape.expert_count;
-  const std::string full = layer.spec().slot_prefix + "." + name;
+  const tensor::GlobalScale kind = convention(layer.spec());
+  std::vector<DeriveInput> inputs;
+  std::vector<std::string> names;
+  for (const ExpertTensor* tensor : tensors) {
+    HF_ASSIGN(const ParameterId parameter, layer.bind(*tensor));
+    inputs.emplace_back(parameter);
+    names.push_back(tensor->name);
+  }
   HF_ASSIGN(const SlotId slot,
             layer.derive({.name = std::move(name),
                           .shape = {experts},
                           .inputs = std::move(inputs),
                           .slice_count = experts,
-                          .function = largest_multiplier(convention(layer.spec()), full),
+                          .function = largest_multiplier(kind, std::move(names)),
                           .arena = kScalesArena}));
   return std::optional<SlotId>(slot);
 }
@@ -133,13 +141,11 @@ Status multiply(device::Stream&, std::span<const TensorView> inputs,
 
 Result<std::optional<SlotId>> define_input_scale(LayerParameters& layer, const Product& product) {
   if (!has_input_scale(layer.spec().format.activations)) return std::optional<SlotId>();
-  std::vector<DeriveInput> inputs;
+  std::vector<const ExpertTensor*> tensors;
   for (const Projection projection : product.projections) {
-    HF_ASSIGN(const ExpertTensor* tensor, layer.need(projection, TensorRole::kInputScale));
-    HF_ASSIGN(const ParameterId parameter, layer.bind(*tensor));
-    inputs.emplace_back(parameter);
+    HF_ASSIGN(tensors.emplace_back(), layer.need(projection, TensorRole::kInputScale));
   }
-  return define_scalar(layer, product.name + ".input_scale", std::move(inputs));
+  return define_scalar(layer, product.name + ".input_scale", tensors);
 }
 
 Result<std::optional<SlotId>> define_weight_scale(LayerParameters& layer, Projection projection) {
@@ -150,9 +156,8 @@ Result<std::optional<SlotId>> define_weight_scale(LayerParameters& layer, Projec
     return std::optional<SlotId>();
   }
   HF_ASSIGN(const ExpertTensor* tensor, layer.need(projection, role));
-  HF_ASSIGN(const ParameterId parameter, layer.bind(*tensor));
   return define_scalar(layer, std::string(config::projection_name(projection)) + ".weight_scale",
-                       {parameter});
+                       {tensor});
 }
 
 Result<ScaleChain> define_scale_chain(LayerParameters& layer, Projection projection,
@@ -201,29 +206,49 @@ Result<std::vector<std::int32_t>> int4_order(const tensor::Int4Size& size, bool 
   return order;
 }
 
-Result<std::optional<SlotId>> define_order(LayerParameters& layer, const Product& product,
-                                           const std::string& slot_name) {
-  const config::ExpertFormat& format = layer.spec().format;
-  if (format.scheme != ExpertScheme::kInt4 || !format.act_order) return std::optional<SlotId>();
+Result<std::vector<std::int32_t>> product_order(const Product& product,
+                                                const config::ExpertFormat& format,
+                                                std::span<const TensorView> indices) {
+  const tensor::Int4Size size{.rows = 1, .cols = product.columns, .group = format.group_size};
+  const auto count = static_cast<std::size_t>(size.cols);
+  const std::span<const std::int32_t> first(indices[0].as<const std::int32_t>(), count);
+  for (const TensorView& other : indices.subspan(1)) {
+    const std::int32_t* index = other.as<const std::int32_t>();
+    const auto differs = std::ranges::mismatch(first, std::span(index, count));
+    if (differs.in1 == first.end()) continue;
+    return make_error(ErrorCode::kUnsupported,
+                      "{}: the g_idx of gate and up differ, but they share their input: input {} "
+                      "is of group {} and of group {}",
+                      product.name, differs.in1 - first.begin(), *differs.in1, *differs.in2);
+  }
+  return int4_order(size, format.act_order, first);
+}
+
+namespace {
+
+// The group indices of a product's projections, `first`'s first.
+Result<std::vector<DeriveInput>> bind_group_indices(LayerParameters& layer, const Product& product,
+                                                    Projection first) {
   std::vector<DeriveInput> inputs;
   for (const Projection projection : product.projections) {
     HF_ASSIGN(const ExpertTensor* tensor, layer.need(projection, TensorRole::kGroupIndex));
     HF_ASSIGN(const ParameterId parameter, layer.bind(*tensor));
-    inputs.emplace_back(parameter);
+    inputs.insert(projection == first ? inputs.begin() : inputs.end(), parameter);
   }
-  const tensor::Int4Size size{.rows = 1, .cols = product.columns, .group = format.group_size};
-  const auto compute = [size, name = product.name](
-                           device::Stream&, std::span<const TensorView> views,
-                           std::span<const TensorView> outputs) -> Status {
-    const auto count = static_cast<std::size_t>(size.cols);
-    const std::int32_t* group_index = views[0].as<const std::int32_t>();
-    for (const TensorView& other : views.subspan(1)) {
-      if (std::equal(group_index, group_index + count, other.as<const std::int32_t>())) continue;
-      return make_error(ErrorCode::kUnsupported,
-                        "{}: the g_idx of gate and up differ, but they share their input", name);
-    }
-    HF_ASSIGN(const std::vector<std::int32_t> order, int4_order(size, true, {group_index, count}));
-    std::memcpy(outputs[0].address, order.data(), count * sizeof(std::int32_t));
+  return inputs;
+}
+
+}  // namespace
+
+Result<std::optional<SlotId>> define_order(LayerParameters& layer, const Product& product,
+                                           const std::string& slot_name) {
+  const config::ExpertFormat& format = layer.spec().format;
+  if (format.scheme != ExpertScheme::kInt4 || !format.act_order) return std::optional<SlotId>();
+  HF_ASSIGN(auto inputs, bind_group_indices(layer, product, product.projections[0]));
+  const auto compute = [product, format](device::Stream&, std::span<const TensorView> views,
+                                         std::span<const TensorView> outputs) -> Status {
+    HF_ASSIGN(const std::vector<std::int32_t> order, product_order(product, format, views));
+    std::memcpy(outputs[0].address, order.data(), order.size() * sizeof(std::int32_t));
     return {};
   };
   const std::int64_t experts = layer.spec().shape.expert_count;
@@ -233,6 +258,28 @@ Result<std::optional<SlotId>> define_order(LayerParameters& layer, const Product
                                              .inputs = std::move(inputs),
                                              .slice_count = experts,
                                              .function = compute}));
+  return std::optional<SlotId>(slot);
+}
+
+Result<std::optional<SlotId>> define_group_index(LayerParameters& layer, const Product& product,
+                                                 Projection projection) {
+  if (layer.find(projection, TensorRole::kGroupIndex) == nullptr) return std::optional<SlotId>();
+  HF_ASSIGN(auto inputs, bind_group_indices(layer, product, projection));
+  const auto copy = [product, format = layer.spec().format](
+                        device::Stream&, std::span<const TensorView> views,
+                        std::span<const TensorView> outputs) -> Status {
+    HF_TRY(product_order(product, format, views));
+    std::memcpy(outputs[0].address, views[0].address, outputs[0].bytes());
+    return {};
+  };
+  const std::int64_t experts = layer.spec().shape.expert_count;
+  HF_ASSIGN(const SlotId slot,
+            layer.derive({.name = std::string(config::projection_name(projection)) + ".group_index",
+                          .dtype = DType::kI32,
+                          .shape = {experts, product.columns},
+                          .inputs = std::move(inputs),
+                          .slice_count = experts,
+                          .function = copy}));
   return std::optional<SlotId>(slot);
 }
 

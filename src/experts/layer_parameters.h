@@ -88,10 +88,21 @@ Result<ScaleChain> define_scale_chain(LayerParameters& layer, config::Projection
 // kMismatch when a format without act-order has groups that are not consecutive.
 Result<std::vector<std::int32_t>> int4_order(const tensor::Int4Size& size, bool act_order,
                                              std::span<const std::int32_t> group_index);
-// `<product>.<slot_name>` i32 [E, columns]: int4_order of the product's group index; none without
-// act-order. Errors when computed: as int4_order; kUnsupported when gate's and up's differ.
+// The same for one expert's product, whose projections share their inputs: `indices` are the group
+// indices of all of them, i32 [columns] each. Errors also: kUnsupported naming the product and the
+// first input when they differ. Every backend goes by this.
+Result<std::vector<std::int32_t>> product_order(const Product& product,
+                                                const config::ExpertFormat& format,
+                                                std::span<const tensor::TensorView> indices);
+// `<product>.<slot_name>` i32 [E, columns]: that order; none without act-order. Errors when
+// computed: as product_order.
 Result<std::optional<storage::SlotId>> define_order(LayerParameters& layer, const Product& product,
                                                     const std::string& slot_name);
+// `<projection>.group_index` i32 [E, columns]: as published, for kernels that go by it; none where
+// the format has none. Errors when computed: as product_order.
+Result<std::optional<storage::SlotId>> define_group_index(LayerParameters& layer,
+                                                          const Product& product,
+                                                          config::Projection projection);
 
 tensor::Int4Packing int4_packing(const config::ExpertFormat& format);
 

@@ -298,45 +298,46 @@ class ReferenceBackend final : public ExpertsBackend {
       HF_ASSIGN(slots.up, define_raw_slots(registry, spec, gate_up.projections[1]));
     }
     HF_ASSIGN(slots.down, define_raw_slots(registry, spec, Projection::kDown));
-    HF_TRY(define_group_sizes(registry, spec, gate_up.projections[0], slots.gate));
-    if (!slots.fused) HF_TRY(define_group_sizes(registry, spec, Projection::kUp, slots.up));
-    HF_TRY(define_group_sizes(registry, spec, Projection::kDown, slots.down));
+    LayerParameters layer(registry, spec);
+    std::vector<const RawSlots*> of_gate_up{&slots.gate};
+    if (!slots.fused) of_gate_up.push_back(&slots.up);
+    HF_TRY(define_group_sizes(layer, gate_up, of_gate_up));
+    HF_TRY(define_group_sizes(layer, down_product(spec), {&slots.down}));
     HF_ASSIGN(slots.constants, define_constants(registry, spec));
     return std::unique_ptr<ExpertsLayer>(
         std::make_unique<ReferenceLayer>(registry, spec, std::move(slots)));
   }
 
  private:
-  // `<projection>.group_sizes`: the kernels go by g_idx as published, so it is checked beside them.
-  static Status define_group_sizes(Registry& registry, const ExpertsSpec& spec,
-                                   Projection projection, const RawSlots& slots) {
-    if (!slots.group_index) return {};
-    const std::int64_t experts = spec.shape.expert_count;
-    const std::int64_t columns = projection == Projection::kDown ? spec.shape.intermediate_size
-                                                                 : spec.shape.hidden_size;
-    const tensor::Int4Size size{.rows = 1, .cols = columns, .group = spec.format.group_size};
-    const auto compute = [size, experts, act_order = spec.format.act_order](
-                             device::Stream&, std::span<const TensorView> inputs,
+  // `<product>.group_sizes`: the kernels go by g_idx as published, so it is checked beside them.
+  static Status define_group_sizes(LayerParameters& layer, const Product& product,
+                                   const std::vector<const RawSlots*>& projections) {
+    std::vector<storage::DeriveInput> inputs;
+    for (const RawSlots* slots : projections) {
+      if (slots->group_index) inputs.emplace_back(*slots->group_index);
+    }
+    if (inputs.empty()) return {};
+    const std::int64_t experts = layer.spec().shape.expert_count;
+    const config::ExpertFormat& format = layer.spec().format;
+    const auto compute = [product, experts, format](
+                             device::Stream&, std::span<const TensorView> indices,
                              std::span<const TensorView> outputs) -> Status {
-      const auto count = static_cast<std::size_t>(size.cols);
       for (std::int64_t e = 0; e < experts; ++e) {
-        const std::int32_t* index = inputs[0].as<const std::int32_t>() + e * size.cols;
-        const auto order = int4_order(size, act_order, {index, count});
+        std::vector<TensorView> of_expert;
+        for (const TensorView& index : indices) of_expert.push_back(index.rows(e, 1));
+        const auto order = product_order(product, format, of_expert);
         if (!order.ok()) return order.error().with_context("expert " + std::to_string(e));
-        std::fill_n(outputs[0].as<std::int32_t>() + e * size.groups(), size.groups(),
-                    static_cast<std::int32_t>(size.group));
       }
+      std::fill_n(outputs[0].as<std::int32_t>(), outputs[0].shape.element_count(),
+                  static_cast<std::int32_t>(format.group_size));
       return {};
     };
-    LayerParameters layer(registry, spec);
-    const auto slot =
-        layer.derive({.name = std::string(config::projection_name(projection)) + ".group_sizes",
-                      .dtype = DType::kI32,
-                      .shape = {experts, size.groups()},
-                      .inputs = {*slots.group_index},
-                      .function = compute});
-    if (!slot.ok()) return slot.error();
-    return {};
+    const auto slot = layer.derive({.name = product.name + ".group_sizes",
+                                    .dtype = DType::kI32,
+                                    .shape = {experts, product.columns / format.group_size},
+                                    .inputs = std::move(inputs),
+                                    .function = compute});
+    return slot.ok() ? Status() : Status(slot.error());
   }
 
   ExpertsShape workspace_;

@@ -137,8 +137,9 @@ TEST(Schemes, PlainSiluIsTheSameKernelWithOtherConstants) {
 
 // ---- what a load refuses
 
-std::string load_error(const SchemeCase& c, const Tensors& tensors) {
-  TestLayer layer(ExpertsBackendKind::kHoldfast, c.format, c.shape);
+std::string load_error(const SchemeCase& c, const Tensors& tensors,
+                       ExpertsBackendKind backend = ExpertsBackendKind::kHoldfast) {
+  TestLayer layer(backend, c.format, c.shape);
   const Status status = layer.try_load(tensors);
   return status.ok() ? "" : status.error().to_string();
 }
@@ -155,10 +156,10 @@ TEST(Schemes, AScaleThatIsNoScaleIsRefusedByItsName) {
     const SchemeCase c = case_named("nvfp4 x nvfp4");
     Tensors tensors = testing::make_tensors(c.format, c.shape, 40);
     tensors.at("up_proj.weight_scale_2").as<float>()[1] = bad;
-    EXPECT_NE(load_error(c, tensors).find("up.weight_scale"), std::string::npos) << bad;
+    EXPECT_NE(load_error(c, tensors).find("up_proj.weight_scale_2 is "), std::string::npos) << bad;
     tensors = testing::make_tensors(c.format, c.shape, 40);
     tensors.at("gate_proj.input_scale").as<float>()[2] = bad;
-    EXPECT_NE(load_error(c, tensors).find("gate_up.input_scale"), std::string::npos) << bad;
+    EXPECT_NE(load_error(c, tensors).find("gate_proj.input_scale is "), std::string::npos) << bad;
   }
 }
 
@@ -172,7 +173,12 @@ TEST(Schemes, AGroupIndexThatCannotBeIsRefused) {
   auto index = tensors.at("up_proj.g_idx").as<std::int32_t>();
   std::swap(index[0], *std::find_if(index.begin(), index.end(),
                                     [&](std::int32_t group) { return group != index[0]; }));
-  EXPECT_NE(load_error(ordered, tensors).find("gate and up differ"), std::string::npos);
+  for (const auto backend : {ExpertsBackendKind::kHoldfast, ExpertsBackendKind::kReference,
+                             ExpertsBackendKind::kMarlin, ExpertsBackendKind::kMachete}) {
+    EXPECT_NE(load_error(ordered, tensors, backend).find("gate_up: the g_idx of gate and up"),
+              std::string::npos)
+        << static_cast<int>(backend);
+  }
   tensors = testing::make_tensors(ordered.format, ordered.shape, 41);
   index = tensors.at("down_proj.g_idx").as<std::int32_t>();
   index[0] = index[0] == 0 ? 1 : 0;
@@ -183,6 +189,48 @@ TEST(Schemes, AGroupIndexThatCannotBeIsRefused) {
   index = tensors.at("down_proj.g_idx").as<std::int32_t>();
   std::swap(index[0], index[40]);
   EXPECT_NE(load_error(plain, tensors).find("has no act-order"), std::string::npos);
+}
+
+// What the kernels of a GPU read: each projection's index as published, under the same rule.
+TEST(Schemes, AGroupIndexThatIsKeptAsPublishedIsCheckedWithItsSibling) {
+  const SchemeCase c = case_named("gptq act-order");
+  const ExpertsSpec spec{.slot_prefix = "layers.0.experts",
+                         .parameter_prefix = testing::kTestPrefix,
+                         .format = c.format,
+                         .tensors = testing::tensors_of(c.format, c.shape),
+                         .shape = c.shape};
+  for (const Projection projection : {Projection::kGate, Projection::kUp}) {
+    storage::Registry registry;
+    LayerParameters layer(registry, spec);
+    ASSERT_TRUE(define_group_index(layer, gate_up_product(spec), projection).value().has_value());
+    const storage::Derivation& derivation = registry.derivations()[0];
+    ASSERT_EQ(derivation.inputs.size(), 2u);
+    Tensors tensors = testing::make_tensors(c.format, c.shape, 41);
+    const auto load = [&] {
+      std::vector<tensor::TensorView> inputs;
+      for (const storage::DeriveInput& input : derivation.inputs) {
+        const std::string& name =
+            registry.parameters()[std::get<storage::ParameterId>(input).index()].name;
+        inputs.push_back(
+            tensors.at(name.substr(std::strlen(testing::kTestPrefix) + 1)).view().rows(1, 1));
+      }
+      std::vector<std::int32_t> kept(static_cast<std::size_t>(c.shape.hidden_size));
+      const tensor::TensorView output{reinterpret_cast<std::byte*>(kept.data()),
+                                      tensor::DType::kI32,
+                                      {1, c.shape.hidden_size}};
+      ops::testing::Runner runner(ops::make_cpu_reference_kernels(), 1);
+      const Status status = derivation.function(runner.stream(), inputs, {&output, 1});
+      if (!status.ok()) return status.error().to_string();
+      const auto* own = inputs[0].as<const std::int32_t>();
+      return std::string(std::equal(kept.begin(), kept.end(), own) ? "kept" : "changed");
+    };
+    EXPECT_EQ(load(), "kept");
+    std::int32_t* index =
+        tensors.at("up_proj.g_idx").as<std::int32_t>().data() + c.shape.hidden_size;
+    std::swap(index[0], *std::find_if(index, index + c.shape.hidden_size,
+                                      [&](std::int32_t group) { return group != index[0]; }));
+    EXPECT_NE(load().find("gate_up: the g_idx of gate and up differ"), std::string::npos) << load();
+  }
 }
 
 TEST(Schemes, AStatedShapeThatIsAnotherIsRefused) {

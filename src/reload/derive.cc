@@ -26,6 +26,21 @@ std::optional<storage::SlotId> stale_input(const DeriveTarget& target,
   return std::nullopt;
 }
 
+// The publisher's tensors that a slice is computed from.
+std::vector<std::string> published_inputs(const storage::Registry& registry,
+                                          const storage::Derivation& derivation,
+                                          std::int64_t slice) {
+  std::vector<std::string> names;
+  for (const storage::DeriveInput& input : derivation.inputs) {
+    const auto* id = std::get_if<storage::ParameterId>(&input);
+    if (id == nullptr) continue;
+    const storage::ParameterSpec& spec = registry.parameters()[id->index()];
+    const bool parted = derivation.slice_count > 1 && !spec.part_names.empty();
+    names.push_back(parted ? spec.part_names[static_cast<std::size_t>(slice)] : spec.name);
+  }
+  return names;
+}
+
 // What a derivation computes with: views that the host can follow, and the memory of those that
 // stand in for a device's.
 struct HostViews {
@@ -110,10 +125,13 @@ Status derive_slice(const DeriveTarget& target, const storage::Derivation& deriv
                     std::int64_t slice, std::span<const TensorView> inputs) {
   auto status = run(target, derivation, slice, inputs);
   if (status.ok()) return {};
-  const std::string where = "derivation " + derivation.name;
   // A slice is one expert's.
-  if (derivation.slice_count == 1) return status.error().with_context(where);
-  return status.error().with_context(fmt::format("{}, expert {}", where, slice));
+  const std::string expert =
+      derivation.slice_count == 1 ? std::string() : fmt::format(", expert {}", slice);
+  const auto read = published_inputs(target.registry, derivation, slice);
+  return status.error().with_context(
+      fmt::format("derivation {}{}{}", derivation.name, expert,
+                  read.empty() ? "" : fmt::format(" (reads {})", fmt::join(read, ", "))));
 }
 
 }  // namespace holdfast::reload

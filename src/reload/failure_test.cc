@@ -147,10 +147,10 @@ TEST(SourceFailure, AnInsaneValueIsRefusedNamingTensorAndElement) {
   };
   const std::vector<Case> cases = {
       {"model.embed", 2 * 77 + 1, std::byte{0x7F},
-       "tensor model.embed bf16 [13, 10]: element 77 is"},
+       "tensor model.embed bf16 [13, 10]: element 77 is NaN; a weight is finite"},
       {"model.layers.2.v_proj.weight", 1, std::byte{0xFF}, "model.layers.2.v_proj.weight"},
       {"model.layers.1.sinks", 9, std::byte{0x7F},
-       "tensor model.layers.1.sinks bf16 [5]: element 4"},
+       "tensor model.layers.1.sinks bf16 [5]: element 4 is NaN; a weight is finite"},
       {"model.layers.1.experts.gate_scales", 14, std::byte{0xFF},
        "element 14 is the e8m0 NaN 0xFF"},
   };
@@ -299,7 +299,8 @@ TEST(Prepare, RefusesADerivationThatLeavesBytesUnwrittenAndToleratesDataThatLook
     ASSERT_FALSE(status.ok());
     EXPECT_EQ(status.error().code(), ErrorCode::kCorrupt);
     EXPECT_THAT(status.error().message(),
-                HasSubstr("derivation pack, expert 0: byte 40 of slot packed was left unwritten"));
+                HasSubstr("derivation pack, expert 0 (reads w): byte 40 of slot packed was left "
+                          "unwritten"));
     break;
   }
 }

@@ -36,26 +36,21 @@ struct LayerSlots {
   ConstantSlots constants = {};
 };
 
-// A derived copy of a published tensor, after `check` has seen every expert's.
-using Check = Status (*)(const tensor::Int4Size& size, bool act_order, const TensorView& view);
-
-Status check_group_index(const tensor::Int4Size& size, bool act_order, const TensorView& view) {
-  const auto order =
-      int4_order(size, act_order, {view.as<const std::int32_t>(), view.bytes() / 4});
-  return order.ok() ? Status() : Status(order.error());
-}
-
-Status check_stated_shape(const tensor::Int4Size& size, bool, const TensorView& view) {
+// Sees one expert's weight_shape.
+Status check_stated_shape(const Product& product, std::int64_t rows, const TensorView& view) {
   const std::int64_t* stated = view.as<const std::int64_t>();
-  if (stated[0] == size.rows && stated[1] == size.cols) return {};
+  if (stated[0] == rows && stated[1] == product.columns) return {};
   return make_error(ErrorCode::kMismatch, "weight_shape is [{}, {}], the matrix is [{}, {}]",
-                    stated[0], stated[1], size.rows, size.cols);
+                    stated[0], stated[1], rows, product.columns);
 }
 
 class PartDefinition {
  public:
-  PartDefinition(LayerParameters& layer, Projection projection)
-      : layer_(layer), spec_(layer.spec()), projection_(projection) {}
+  PartDefinition(LayerParameters& layer, Product product, Projection projection)
+      : layer_(layer),
+        spec_(layer.spec()),
+        product_(std::move(product)),
+        projection_(projection) {}
 
   Result<PartSlots> run(std::optional<SlotId> input_scale) {
     PartSlots slots;
@@ -66,10 +61,9 @@ class PartDefinition {
     }
     HF_ASSIGN(slots.zeros, if_there(TensorRole::kZeros));
     HF_ASSIGN(slots.bias, if_there(TensorRole::kBias));
-    HF_ASSIGN(const auto index,
-              checked(TensorRole::kGroupIndex, ".group_index", &check_group_index));
+    HF_ASSIGN(const auto index, define_group_index(layer_, product_, projection_));
     if (spec_.format.act_order) slots.group_index = index;
-    HF_TRY(checked(TensorRole::kShape, ".weight_shape", &check_stated_shape));
+    HF_TRY(define_stated_shape());
     HF_ASSIGN(const ScaleChain chain, define_scale_chain(layer_, projection_, input_scale));
     slots.alpha = chain.alpha;
     return slots;
@@ -86,38 +80,37 @@ class PartDefinition {
     HF_ASSIGN(const SlotId slot, as_published(*tensor));
     return std::optional<SlotId>(slot);
   }
-  Result<std::optional<SlotId>> checked(TensorRole role, const char* name, Check check) {
-    const ExpertTensor* tensor = layer_.find(projection_, role);
-    if (tensor == nullptr) return std::optional<SlotId>();
+  // A derived copy of weight_shape, after every expert's was seen.
+  Status define_stated_shape() {
+    const ExpertTensor* tensor = layer_.find(projection_, TensorRole::kShape);
+    if (tensor == nullptr) return {};
     HF_ASSIGN(const storage::ParameterId parameter, layer_.bind(*tensor));
-    const bool down = projection_ == Projection::kDown;
     const ExpertsShape& shape = spec_.shape;
-    const tensor::Int4Size size{
-        .rows = down ? shape.hidden_size : shape.intermediate_size,
-        .cols = down ? shape.intermediate_size : shape.hidden_size,
-        .group = spec_.format.group_size};
-    const auto copy = [size, check, act_order = spec_.format.act_order](
+    const bool down = projection_ == Projection::kDown;
+    const auto copy = [product = product_,
+                       rows = down ? shape.hidden_size : shape.intermediate_size](
                           device::Stream&, std::span<const TensorView> inputs,
                           std::span<const TensorView> outputs) -> Status {
-      HF_TRY(check(size, act_order, inputs[0]));
+      HF_TRY(check_stated_shape(product, rows, inputs[0]));
       std::memcpy(outputs[0].address, inputs[0].address, outputs[0].bytes());
       return {};
     };
     std::vector<std::int64_t> dims{shape.expert_count};
     dims.insert(dims.end(), tensor->shape.dims().begin(), tensor->shape.dims().end());
     HF_ASSIGN(const tensor::Shape slot_shape, tensor::Shape::from_dims(dims));
-    HF_ASSIGN(const SlotId slot,
-              layer_.derive({.name = config::projection_name(projection_) + std::string(name),
-                             .dtype = tensor->dtype,
-                             .shape = slot_shape,
-                             .inputs = {parameter},
-                             .slice_count = shape.expert_count,
-                             .function = copy}));
-    return std::optional<SlotId>(slot);
+    HF_TRY(layer_.derive({.name = config::projection_name(projection_) +
+                                  std::string(".weight_shape"),
+                          .dtype = tensor->dtype,
+                          .shape = slot_shape,
+                          .inputs = {parameter},
+                          .slice_count = shape.expert_count,
+                          .function = copy}));
+    return {};
   }
 
   LayerParameters& layer_;
   const ExpertsSpec& spec_;
+  const Product product_;
   const Projection projection_;
 };
 
@@ -256,11 +249,13 @@ Result<std::unique_ptr<ExpertsLayer>> define_scheme_layer(Registry& registry,
   HF_ASSIGN(slots.gate_up_scale, define_input_scale(layer, gate_up));
   HF_ASSIGN(slots.down_scale, define_input_scale(layer, down_product(spec)));
   HF_ASSIGN(slots.gate,
-            PartDefinition(layer, gate_up.projections[0]).run(slots.gate_up_scale));
+            PartDefinition(layer, gate_up, gate_up.projections[0]).run(slots.gate_up_scale));
   if (!slots.fused) {
-    HF_ASSIGN(slots.up, PartDefinition(layer, gate_up.projections[1]).run(slots.gate_up_scale));
+    HF_ASSIGN(slots.up,
+              PartDefinition(layer, gate_up, gate_up.projections[1]).run(slots.gate_up_scale));
   }
-  HF_ASSIGN(slots.down, PartDefinition(layer, Projection::kDown).run(slots.down_scale));
+  HF_ASSIGN(slots.down, PartDefinition(layer, down_product(spec), Projection::kDown)
+                            .run(slots.down_scale));
   HF_ASSIGN(slots.constants, define_constants(registry, spec));
   HF_TRY(define_inputs(registry, spec, workspace));
   return std::unique_ptr<ExpertsLayer>(

@@ -202,6 +202,14 @@ TEST(CudaSchemes, WhatCannotBeIsRefusedByItsName) {
   EXPECT_NE(error_of("gptq act-order",
                      [](Tensors& t) { t.at("down_proj.g_idx").as<std::int32_t>()[5] = 3; })
                 .find("input 5 is of group 3, there are 3"), std::string::npos);
+  EXPECT_NE(error_of("gptq act-order",
+                     [](Tensors& t) {
+                       auto index = t.at("up_proj.g_idx").as<std::int32_t>();
+                       std::swap(index[0], *std::ranges::find_if(index, [&](std::int32_t group) {
+                         return group != index[0];
+                       }));
+                     })
+                .find("gate_up: the g_idx of gate and up differ"), std::string::npos);
   EXPECT_NE(error_of("gptq",
                      [](Tensors& t) {
                        auto index = t.at("down_proj.g_idx").as<std::int32_t>();
