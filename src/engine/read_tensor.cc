@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "checkpoint/checkpoint.h"
+#include "reload/scope.h"
 #include "tensor/codecs.h"
 
 namespace holdfast::engine {
@@ -15,14 +16,10 @@ namespace {
 constexpr std::size_t kNearestNames = 3;
 
 Error unknown(const storage::Registry& registry, const std::string& name) {
-  std::vector<std::string> known;
-  for (const storage::ParameterSpec& spec : registry.parameters()) {
-    known.push_back(spec.name);
-    known.insert(known.end(), spec.part_names.begin(), spec.part_names.end());
-  }
-  for (const storage::ParameterAlias& alias : registry.aliases()) known.push_back(alias.name);
+  const auto nearest =
+      checkpoint::nearest_names(name, reload::published_names(registry), kNearestNames);
   return make_error(ErrorCode::kNotFound, "the model has no tensor {}; nearest: {}", name,
-                    fmt::join(checkpoint::nearest_names(name, known, kNearestNames), ", "));
+                    fmt::join(nearest, ", "));
 }
 
 Error packed(const storage::Registry& registry, storage::ParameterId parameter) {

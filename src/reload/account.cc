@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/stored_twice.h"
 
 namespace holdfast::reload {
 namespace {
@@ -68,13 +69,8 @@ bool Account::will_be_spelled() const { return defects_.size() < kSpelledDefects
 
 std::string Account::nearest_parameters(std::string_view name) const {
   if (!will_be_spelled()) return "";
-  std::vector<std::string> known;
-  for (const auto& parameter : registry_.parameters()) {
-    const auto& parts = parameter.part_names;
-    if (parts.empty()) known.push_back(parameter.name);
-    known.insert(known.end(), parts.begin(), parts.end());
-  }
-  return nearest_text(checkpoint::nearest_names(name, known, kNearestNames));
+  return nearest_text(
+      checkpoint::nearest_names(name, published_names(registry_), kNearestNames));
 }
 
 std::string Account::nearest_sources(std::string_view name) const {
@@ -95,6 +91,18 @@ void Account::match_unknown(const SourceTensor& tensor) {
                   fmt::format("tensor {} names constant slot {}, which is computed from the config "
                               "and never loaded",
                               tensor.name, registry_.slot(*slot).spec.name));
+  }
+  const auto dtype_of = [this](const std::string& name) -> std::optional<tensor::DType> {
+    const auto tensors = source_.tensors();
+    const auto found = std::ranges::find(tensors, name, &SourceTensor::name);
+    if (found == tensors.end()) return std::nullopt;
+    return found->dtype;
+  };
+  if (will_be_spelled()) {
+    if (const auto twice = checkpoint::find_stored_twice(tensor.name, dtype_of)) {
+      return defect(ErrorCode::kMismatch,
+                    fmt::format("tensor {}: {}", tensor.name, checkpoint::to_text(*twice)));
+    }
   }
   defect(ErrorCode::kMismatch,
          fmt::format("tensor {} is not a parameter of the live model ({})", tensor.name,
@@ -201,8 +209,8 @@ void Account::match_source_tensor(std::size_t index) {
   if (!published.has_value()) return match_unknown(tensor);
   const ParameterIndex parameter = published->parameter.index();
   if (!selection_.parameters[parameter].any) {
-    return defect(ErrorCode::kMismatch, fmt::format("tensor {} is outside of the scope ({})",
-                                                    tensor.name, to_text(options_.scope)));
+    return defect(ErrorCode::kMismatch,
+                  fmt::format("tensor {} {}", tensor.name, outside_text(options_.scope)));
   }
   const bool fits = match_form(tensor, *published);
   if (fits && match_alias(index, parameter)) return;

@@ -32,23 +32,30 @@ Status check_sane(const storage::ParameterSpec& spec, std::uint64_t offset,
   if (!index.has_value()) return {};
   const std::uint64_t first =
       offset * 8 / static_cast<std::uint64_t>(tensor::dtype_bits(spec.dtype));
-  if (!from.has_value()) return insane_value(spec, first + *index);
-  const auto value_of = [&](tensor::DType dtype, std::span<const std::byte> all) {
-    float value = 0;
+  const auto element_of = [&](tensor::DType dtype, std::span<const std::byte> all) {
     const std::size_t size = static_cast<std::size_t>(tensor::dtype_bits(dtype)) / 8;
-    tensor::decode_to_f32(dtype, all.data() + *index * size, 1, &value).value();
+    return all.subspan(*index * size, size);
+  };
+  const auto stored = element_of(spec.dtype, bytes);
+  if (!from.has_value()) return insane_value(spec, first + *index, stored);
+  const auto value_of = [](tensor::DType dtype, std::span<const std::byte> element) {
+    float value = 0;
+    tensor::decode_to_f32(dtype, element.data(), 1, &value).value();
     return value;
   };
-  const float value = value_of(from->dtype, from->bytes);
-  const bool beyond = std::isfinite(value) && !std::isfinite(value_of(spec.dtype, bytes));
+  const auto came = element_of(from->dtype, from->bytes);
+  const float value = value_of(from->dtype, came);
+  const bool beyond = std::isfinite(value) && !std::isfinite(value_of(spec.dtype, stored));
   return insane_element(spec, from->dtype, first + *index,
                         beyond ? fmt::format("{}, beyond {}", value, tensor::dtype_name(spec.dtype))
-                               : std::string(insanity_text(insanity)));
+                               : insanity_text(insanity, from->dtype, came.data()));
 }
 
-Error insane_value(const storage::ParameterSpec& spec, std::uint64_t index) {
-  return insane_element(spec, spec.dtype, index,
-                        insanity_text(insanity_of(spec.name, spec.dtype)));
+Error insane_value(const storage::ParameterSpec& spec, std::uint64_t index,
+                   std::span<const std::byte> element) {
+  return insane_element(
+      spec, spec.dtype, index,
+      insanity_text(insanity_of(spec.name, spec.dtype), spec.dtype, element.data()));
 }
 
 Status compare_digests(const std::string& tensor, base::Digest found, base::Digest expected) {

@@ -21,13 +21,14 @@ struct CastFrom {
   tensor::DType dtype = tensor::DType::kF32;
   std::span<const std::byte> bytes = {};
 };
-// "tensor NAME DTYPE SHAPE: element N is WHAT" when `bytes`, which begin `offset` bytes into the
-// parameter and hold whole elements, hold a value that arithmetic cannot use.
-// Of cast ones the source's dtype, and its value where only the cast made it so.
+// "tensor NAME DTYPE SHAPE: element N is VALUE; WHAT IT MUST BE" when `bytes`, which begin `offset`
+// bytes into the parameter and hold whole elements, hold a value that arithmetic cannot use. Of
+// cast ones the source's dtype and value.
 Status check_sane(const storage::ParameterSpec& spec, std::uint64_t offset,
                   std::span<const std::byte> bytes, const std::optional<CastFrom>& from = {});
-// That error for element `index` of the parameter.
-Error insane_value(const storage::ParameterSpec& spec, std::uint64_t index);
+// That error for element `index` of the parameter, whose bytes these are.
+Error insane_value(const storage::ParameterSpec& spec, std::uint64_t index,
+                   std::span<const std::byte> element);
 // Errors: kCorrupt naming tensor and both digests when they differ.
 Status compare_digests(const std::string& tensor, base::Digest found, base::Digest expected);
 bool all_zero(std::span<const std::byte> bytes);

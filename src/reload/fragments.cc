@@ -22,11 +22,10 @@ std::uint64_t bits(tensor::DType dtype) {
 }
 
 Error unknown_tensor(const storage::Registry& registry, const std::string& name) {
-  std::vector<std::string> known;
-  for (const auto& parameter : registry.parameters()) known.push_back(parameter.name);
+  const auto nearest = checkpoint::nearest_names(name, published_names(registry), kNearestNames);
   return make_error(ErrorCode::kNotFound,
-                    "a fragment of {}, which the plan does not take (nearest: {})", name,
-                    fmt::join(checkpoint::nearest_names(name, known, kNearestNames), ", "));
+                    "a fragment of {}, which is not a parameter of the live model (nearest: {})",
+                    name, fmt::join(nearest, ", "));
 }
 
 // Of the parameter, or the first of one expert's tensor.
@@ -128,11 +127,13 @@ Result<tensor::DType> FragmentStager::dtype_of(const Fragment& fragment, Paramet
 Result<PlacedFragment> FragmentStager::place(const Fragment& fragment,
                                              std::span<const std::byte> bytes) const {
   const auto found = job_.registry.find_published(fragment.tensor);
-  if (!found.has_value() || job_.plan.feeds[found->parameter.index()].pieces.empty()) {
-    return unknown_tensor(job_.registry, fragment.tensor);
-  }
+  if (!found.has_value()) return unknown_tensor(job_.registry, fragment.tensor);
   const ParameterId id = found->parameter;
   const ParameterFeed& feed = job_.plan.feeds[id.index()];
+  if (feed.pieces.empty()) {
+    return make_error(ErrorCode::kMismatch, "tensor {} {}", fragment.tensor,
+                      outside_text(job_.plan.scope));
+  }
   const storage::ParameterSpec& parameter = spec(id);
   HF_ASSIGN(const tensor::DType from, dtype_of(fragment, id));
   const std::optional<base::Digest> promised = promised_digest(feed);
@@ -178,8 +179,8 @@ Result<PlacedFragment> FragmentStager::place(const Fragment& fragment,
       .is_alias = feed.alias_source.has_value() && feed.alias_name == fragment.tensor};
   if (!wants(id, placed.stored)) {
     return make_error(ErrorCode::kMismatch,
-                      "tensor {}: bytes [{}, {}) are outside of the scope ({})", fragment.tensor,
-                      placed.stored.begin, placed.stored.end, to_text(job_.plan.scope));
+                      "tensor {}: of it, bytes [{}, {}) {}", fragment.tensor,
+                      placed.stored.begin, placed.stored.end, outside_text(job_.plan.scope));
   }
   HF_TRY(check_overlap(placed, fragment));
   return placed;

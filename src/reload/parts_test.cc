@@ -169,6 +169,12 @@ TEST(Parts, TheyArePushedByTheirPublishedNames) {
     fragment.transaction = engine.transaction->id();
     ASSERT_EQ(text_of(engine.transaction->put(fragment, tensor->bytes, *engine.stream)), "ok");
   }
+  // One expert's tensor is among the names that are nearest.
+  Fragment unknown;
+  unknown.tensor = std::string(kPart) + "x";
+  unknown.transaction = engine.transaction->id();
+  EXPECT_THAT(text_of(engine.transaction->put(unknown, b.tensor(kPart).bytes, *engine.stream)),
+              HasSubstr(std::string("nearest: ") + kPart + ", "));
   // A byte past one expert is not the next expert's.
   const FakeTensor& part = b.tensor(kPart);
   Fragment past;

@@ -1,6 +1,11 @@
 #include "reload/sanity.h"
 
+#include <fmt/format.h>
+
+#include <cmath>
 #include <cstdint>
+
+#include "tensor/codecs.h"
 
 namespace holdfast::reload {
 namespace {
@@ -53,21 +58,15 @@ Insanity insanity_of(std::string_view name, tensor::DType dtype) {
   return Insanity::kNone;
 }
 
-std::string_view insanity_text(Insanity insanity) {
-  switch (insanity) {
-    case Insanity::kNone: return "nothing";
-    case Insanity::kF32NotFinite:
-    case Insanity::kF16NotFinite:
-    case Insanity::kBF16NotFinite:
-    case Insanity::kF8E5M2NotFinite: return "NaN or infinity";
-    case Insanity::kF8E4M3Nan: return "NaN";
-    case Insanity::kE8M0Nan: return "the e8m0 NaN 0xFF";
-    case Insanity::kF32Scale:
-    case Insanity::kF16Scale:
-    case Insanity::kBF16Scale:
-    case Insanity::kF8E4M3Scale: return "no scale: NaN, infinity or negative";
-  }
-  return "unknown";
+std::string insanity_text(Insanity insanity, tensor::DType dtype, const std::byte* element) {
+  if (insanity == Insanity::kE8M0Nan) return "the e8m0 NaN 0xFF";
+  const bool scale = insanity == Insanity::kF32Scale || insanity == Insanity::kF16Scale ||
+                     insanity == Insanity::kBF16Scale || insanity == Insanity::kF8E4M3Scale;
+  float value = 0;
+  tensor::decode_to_f32(dtype, element, 1, &value).value();
+  return fmt::format("{}; a {} is finite{}",
+                     std::isnan(value) ? std::string("NaN") : fmt::format("{}", value),
+                     scale ? "scale" : "weight", scale ? " and not negative" : "");
 }
 
 std::vector<device::LaneTest> lane_tests_of(Insanity insanity) {

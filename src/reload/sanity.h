@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -32,8 +33,9 @@ enum class Insanity : std::uint8_t {
 // By dtype, and for scales by the name's end: "scales", "weight_scale", "weight_scale_inv", ... A
 // u8 tensor of such a name holds e8m0 exponents.
 Insanity insanity_of(std::string_view name, tensor::DType dtype);
-// "NaN or infinity", "the e8m0 NaN 0xFF", ...
-std::string_view insanity_text(Insanity insanity);
+// What an insane element is and what it must be: "-0.5; a scale is finite and not negative", "the
+// e8m0 NaN 0xFF", ... `element` is one of `dtype`.
+std::string insanity_text(Insanity insanity, tensor::DType dtype, const std::byte* element);
 
 // The same as tests that a device can make: an element is insane that one of them hits.
 std::vector<device::LaneTest> lane_tests_of(Insanity insanity);

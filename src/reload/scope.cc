@@ -114,11 +114,11 @@ Status Selector::add_names() {
       selection_.parameters[found->parameter.index()] = {.any = true, .rows = {}};
       continue;
     }
-    std::vector<std::string> known;
-    for (const ParameterSpec& parameter : registry_.parameters()) known.push_back(parameter.name);
+    const auto nearest =
+        checkpoint::nearest_names(name, published_names(registry_), kNearestNames);
     return make_error(ErrorCode::kNotFound,
                       "scope: {} is not a parameter of the live model (nearest: {})", name,
-                      fmt::join(checkpoint::nearest_names(name, known, kNearestNames), ", "));
+                      fmt::join(nearest, ", "));
   }
   return {};
 }
@@ -318,6 +318,23 @@ std::string to_text(const Scope& scope) {
     parts.push_back(fmt::format("parameters {}", fmt::join(scope.parameters, ", ")));
   }
   return fmt::format("{}", fmt::join(parts, "; "));
+}
+
+std::string outside_text(const Scope& scope) {
+  return fmt::format("is outside of the scope ({}); add its layer, its expert or its name to the "
+                     "scope, or begin a reload of the whole model",
+                     to_text(scope));
+}
+
+std::vector<std::string> published_names(const storage::Registry& registry) {
+  std::vector<std::string> names;
+  for (const ParameterSpec& parameter : registry.parameters()) {
+    const auto& parts = parameter.part_names;
+    if (parts.empty()) names.push_back(parameter.name);
+    names.insert(names.end(), parts.begin(), parts.end());
+  }
+  for (const storage::ParameterAlias& alias : registry.aliases()) names.push_back(alias.name);
+  return names;
 }
 
 Result<Selection> select(const storage::Registry& registry, const Scope& scope,

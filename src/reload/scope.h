@@ -28,6 +28,11 @@ struct Scope {
 };
 // "whole", "layers 3, experts 1/7, parameters model.norm.weight".
 std::string to_text(const Scope& scope);
+// Of what the model has and the scope does not: "is outside of the scope (layers 3); ..." and how
+// to widen it.
+std::string outside_text(const Scope& scope);
+// Every name by which a publisher's tensor may come: aliases too, and parts instead of the whole.
+std::vector<std::string> published_names(const storage::Registry& registry);
 
 // Which of a parameter's bytes a reload replaces.
 struct ParameterSelection {

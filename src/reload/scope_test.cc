@@ -177,7 +177,8 @@ TEST(Scope, ASourceWithMoreOrLessThanTheScopeIsRefused) {
   Live live;
   const Scope scope{.layers = {1}, .experts = {}, .parameters = {}};
   EXPECT_THAT(text_of(live.plan(live.next, options_for(scope))),
-              HasSubstr("tensor model.embed is outside of the scope (layers 1)"));
+              HasSubstr("tensor model.embed is outside of the scope (layers 1); add its layer, "
+                        "its expert or its name to the scope, or begin a reload of the whole"));
   FakeSource less(live.next.data);
   std::erase_if(less.data, [](const FakeTensor& tensor) {
     return !tensor.spec.name.starts_with("model.layers.1.") || tensor.spec.name.ends_with("sinks");

@@ -1,6 +1,7 @@
 #include "reload/stage_far.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <mutex>
 #include <optional>
@@ -160,7 +161,12 @@ Status check_values(const StageJob& job) {
     if (!found[i]) continue;
     const CopyStep& step = *steps[i];
     const storage::ParameterSpec& spec = job.registry.parameters()[step.parameter.index()];
-    return insane_value(spec, step.parameter_offset / searches[i].test.width + *found[i]);
+    const std::size_t width = searches[i].test.width;
+    std::array<std::byte, sizeof(std::uint64_t)> element = {};
+    HF_TRY(job.registry.device().read(
+        element.data(), searches[i].range.address + *found[i] * width, width));
+    return insane_value(spec, step.parameter_offset / width + *found[i],
+                        std::span(element).first(width));
   }
   return {};
 }

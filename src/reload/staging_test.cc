@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "reload/arrivals.h"
 #include "reload/receipts.h"
 #include "reload/reload_fixture.h"
 #include "reload/sanity.h"
@@ -105,6 +106,33 @@ TEST(Sanity, AScaleIsFiniteAndNotNegative) {
       std::memcpy(&bytes[at * c.width], &c.bad, c.width);
       EXPECT_EQ(find_insane(bytes, insanity), at) << tensor::dtype_name(c.dtype) << c.bad;
     }
+  }
+}
+
+TEST(Sanity, WhatIsWrongIsSaidWithTheValue) {
+  const struct {
+    const char* name;
+    tensor::DType dtype;
+    std::size_t width;
+    std::uint32_t bad;
+    const char* says;
+  } cases[] = {
+      {"0.w1.scales", tensor::DType::kF16, 2, 0xB800, "tensor 0.w1.scales f16 [3]: element 1 is "
+       "-0.5; a scale is finite and not negative"},
+      {"0.w1.scales", tensor::DType::kBF16, 2, 0x8000, "bf16 [3]: element 1 is -0; a scale is"},
+      {"0.w1.weight_scale", tensor::DType::kF32, 4, 0x7F800000, "f32 [3]: element 1 is inf; a s"},
+      {"0.w1.weight_scale", tensor::DType::kF8E4M3, 1, 0x81, "e4m3 [3]: element 1 is -0.0019531"},
+      {"w", tensor::DType::kF8E5M2, 1, 0xFC, "e5m2 [3]: element 1 is -inf; a weight is finite"},
+      {"w", tensor::DType::kF32, 4, 0xFFC00001, "f32 [3]: element 1 is NaN; a weight is finite"},
+      {"w_scales", tensor::DType::kU8, 1, 0xFF, "u8 [3]: element 1 is the e8m0 NaN 0xFF"},
+  };
+  for (const auto& c : cases) {
+    std::vector<std::byte> bytes(3 * c.width);
+    std::memcpy(&bytes[c.width], &c.bad, c.width);
+    const storage::ParameterSpec spec{.name = c.name, .dtype = c.dtype, .shape = {3}, .slot = {}};
+    const Status status = check_sane(spec, 0, bytes);
+    ASSERT_FALSE(status.ok()) << c.says;
+    EXPECT_THAT(status.error().message(), HasSubstr(c.says));
   }
 }
 

@@ -18,7 +18,7 @@ REFUSED = [
     ("launch-fails", "remap", ["launch-fails", "derivation"]),
     ("short-read", "remap", ["short-read", "bytes of model.layers."]),
     ("source-dies", "copy", ["source-dies", "tensor model.layers."]),
-    ("nan", "remap", ["corrupt", "element 0 is NaN or infinity"]),
+    ("nan", "remap", ["corrupt", "element 0 is NaN; a weight is finite"]),
     ("bad-scale", "remap", ["corrupt", "e8m0 NaN 0xFF", "_scales"]),
     ("truncated", "remap", ["safetensors", "cut while it was open"]),
     ("replaced", "remap", ["safetensors", "replaced or changed since it was opened"]),
