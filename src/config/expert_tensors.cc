@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "base/error.h"
@@ -348,26 +350,34 @@ std::string experts_prefix(const ModelConfig& config, std::int64_t layer) {
                      config.architecture == Architecture::kMixtral ? "block_sparse_moe" : "mlp");
 }
 
-NameFamily expert_modules(const ModelConfig& config) {
-  NameFamily family{{"model.layers."}, {}, {}, {}};
-  std::string experts;
+std::vector<NameFamily> expert_modules(const ModelConfig& config) {
+  NameFamily family{{"model"}, {"layers"}, {}};
+  std::string experts;  // "mlp.experts"
   for (std::int64_t layer = 0; layer < config.layer_count; ++layer) {
     if (config.is_dense(layer)) continue;
-    family[1].push_back(fmt::format("{}", layer));
-    experts = experts_prefix(config, layer).substr(family[0][0].size() + family[1].back().size());
+    const std::string number = fmt::format("{}", layer);
+    experts = experts_prefix(config, layer);
+    experts.erase(0, std::strlen("model.layers.") + number.size() + 1);
+    family[2].push_back(number);
   }
-  family[2] = {experts};
+  for (std::size_t at = 0; at < experts.size();) {
+    const std::size_t end = std::min(experts.find('.', at), experts.size());
+    family.push_back({experts.substr(at, end - at)});
+    at = end + 1;
+  }
+  std::vector<NameFamily> families;
   if (is_fused_gpt_oss(config.expert_format.dialect)) {
-    family[3] = {""};
+    families.push_back(family);
   } else {
-    family[2][0] += ".";
-    for (std::int64_t e = 0; e < config.expert_count; ++e) {
-      family[3].push_back(fmt::format("{}", e));
-    }
     family.emplace_back();
+    for (std::int64_t e = 0; e < config.expert_count; ++e) {
+      family.back().push_back(fmt::format("{}", e));
+    }
   }
-  for (const Matrix& matrix : matrices_of(config)) family.back().push_back("." + matrix.name);
-  return family;
+  family.emplace_back();
+  for (const Matrix& matrix : matrices_of(config)) family.back().push_back(matrix.name);
+  families.push_back(std::move(family));
+  return families;
 }
 
 }  // namespace holdfast::config

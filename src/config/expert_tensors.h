@@ -70,7 +70,7 @@ Result<std::vector<ExpertTensor>> quantized_matrix_tensors(const ModelConfig& co
 std::string experts_prefix(const ModelConfig& config, std::int64_t layer);
 
 // The experts' matrices of all layers as modules: "model.layers.3.mlp.experts.7.gate_proj". Where
-// the format fuses a layer's experts, the module that holds them, and its two matrices.
-NameFamily expert_modules(const ModelConfig& config);
+// the format fuses a layer's experts, its two matrices, and the module that holds them.
+std::vector<NameFamily> expert_modules(const ModelConfig& config);
 
 }  // namespace holdfast::config

@@ -1,5 +1,6 @@
 #include "config/name_pattern.h"
 
+#include <algorithm>
 #include <cctype>
 #include <utility>
 
@@ -10,6 +11,10 @@ namespace {
 
 constexpr std::string_view kExpressionMark = "re:";
 constexpr std::string_view kSpecial = "()[]{}|^";
+// What a call costs besides its characters.
+constexpr std::uint64_t kStepsOfCall = 32;
+// Of each place that is looked for among those that were seen.
+constexpr std::uint64_t kStepsOfLook = 8;
 
 bool is_quantifier(char c) { return c == '*' || c == '+' || c == '?'; }
 
@@ -76,10 +81,16 @@ Result<NamePattern> NamePattern::parse(std::string_view text) {
   } else if (text.find_first_of("*?") != text.npos) {
     pattern.kind_ = Kind::kGlob;
     pattern.add_glob(text);
-  } else {
-    pattern.add_glob("*." + pattern.text_ + ".*");  // of the name between two dots
   }
+  pattern.set_prefix();
   return pattern;
+}
+
+void NamePattern::set_prefix() {
+  for (const Atom& atom : atoms_) {
+    if (atom.what != Atom::What::kLiteral || atom.may_lack || atom.may_repeat) return;
+    prefix_ += atom.literal;
+  }
 }
 
 bool NamePattern::accepts(const Atom& atom, char c) {
@@ -91,64 +102,106 @@ bool NamePattern::accepts(const Atom& atom, char c) {
   return false;
 }
 
-void NamePattern::skip_lacking(Places& places) const {
-  for (std::size_t i = 0; i < atoms_.size(); ++i) {
-    if (places[i] && atoms_[i].may_lack) places[i + 1] = true;
+// And those behind it that need no character. Places come ascending, so that one that is not above
+// the last is there already, and so is what lies behind it.
+void NamePattern::add_place(std::size_t place, Places& places) const {
+  if (!places.empty() && place <= places.back()) return;
+  places.push_back(static_cast<std::uint16_t>(place));
+  while (place < atoms_.size() && atoms_[place].may_lack) {
+    places.push_back(static_cast<std::uint16_t>(++place));
   }
 }
 
-// All places that the name so far may have led to, a character at a time: no pattern makes it slow.
-NamePattern::Places NamePattern::after(const Places& places, std::string_view text) const {
-  Places at = places;
+NamePattern::Places NamePattern::beginning() const {
+  Places places;
+  add_place(0, places);
+  return places;
+}
+
+bool NamePattern::at_end(const Places& places) const {
+  return !places.empty() && places.back() == atoms_.size();
+}
+
+// All places that the name so far may have led to, a character at a time: no way is gone twice.
+NamePattern::Places NamePattern::after(Places places, std::string_view text,
+                                       MatchWork& work) const {
+  if (!work.spend(kStepsOfCall)) return {};
+  Places next;
   for (const char c : text) {
-    if (!to_the_end_ && at.back()) return at;
-    Places next(at.size(), false);
-    for (std::size_t i = 0; i < atoms_.size(); ++i) {
-      if (!at[i] || !accepts(atoms_[i], c)) continue;
-      next[i + 1] = true;
-      if (atoms_[i].may_repeat) next[i] = true;
+    if (places.empty() || (!to_the_end_ && at_end(places))) return places;
+    if (!work.spend(places.size())) return {};
+    next.clear();
+    for (const std::uint16_t place : places) {
+      if (place == atoms_.size() || !accepts(atoms_[place], c)) continue;
+      if (atoms_[place].may_repeat) add_place(place, next);
+      add_place(std::size_t{place} + 1, next);
     }
-    skip_lacking(next);
-    at = std::move(next);
+    std::swap(places, next);
   }
-  return at;
+  return places;
 }
 
-bool NamePattern::matches(std::string_view name) const {
-  if (kind_ == Kind::kName) {
+bool NamePattern::matches(std::string_view name, MatchWork& work) const {
+  if (is_name()) {
     const std::string dotted = "." + std::string(name) + ".";
     return dotted.find("." + text_ + ".") != std::string::npos;
   }
-  Places at(atoms_.size() + 1, false);
-  at[0] = true;
-  skip_lacking(at);
-  return after(at, name).back();
+  if (!work.spend(1) || !name.starts_with(prefix_)) return false;
+  return at_end(after(beginning(), name, work));
 }
 
 // Texts that lead to the same places are one: the names of thousands of experts are a few.
-bool NamePattern::search(const NameFamily& family, const Places& places, Seen& seen,
-                         std::string& name, std::size_t part) const {
-  if (part == family.size()) {
-    return kind_ == Kind::kName ? after(places, ".").back() : places.back();
+bool NamePattern::search(Search& all, const Places& places, std::size_t part) const {
+  if (part == all.family.size()) return at_end(places);
+  if (places.empty() || !all.work.spend(kStepsOfLook * places.size())) return false;
+  if (!all.seen.emplace(part, places).second) return false;
+  const std::size_t length = all.name.size();
+  const Places begun = part == 0 ? places : after(places, ".", all.work);
+  if (part > 0) all.name += '.';
+  const std::size_t dotted = all.name.size();
+  for (const std::string& text : all.family[part]) {
+    all.name += text;
+    if (search(all, after(begun, text, all.work), part + 1)) return true;
+    all.name.resize(dotted);
   }
-  if (!seen.emplace(part, places).second) return false;
-  const std::size_t length = name.size();
-  for (const std::string& text : family[part]) {
-    name += text;
-    if (search(family, after(places, text), seen, name, part + 1)) return true;
-    name.resize(length);
-  }
+  all.name.resize(length);
   return false;
 }
 
-std::optional<std::string> NamePattern::match_of(const NameFamily& family) const {
-  Places at(atoms_.size() + 1, false);
-  at[0] = true;
-  skip_lacking(at);
-  if (kind_ == Kind::kName) at = after(at, ".");
-  Seen seen;
-  std::string name;
-  if (search(family, at, seen, name, 0)) return name;
+// Its parts in a row somewhere in the family's names.
+std::optional<std::string> NamePattern::named_of(const NameFamily& family) const {
+  std::vector<std::string> parts(1);
+  for (const char c : text_) {
+    if (c == '.') {
+      parts.emplace_back();
+    } else {
+      parts.back() += c;
+    }
+  }
+  for (std::size_t first = 0; first + parts.size() <= family.size(); ++first) {
+    bool found = true;
+    for (std::size_t i = 0; i < parts.size() && found; ++i) {
+      const std::vector<std::string>& texts = family[first + i];
+      found = std::ranges::find(texts, parts[i]) != texts.end();
+    }
+    if (!found) continue;
+    std::string name;
+    for (std::size_t i = 0; i < family.size(); ++i) {
+      const bool own = first <= i && i < first + parts.size();
+      name += (i == 0 ? "" : ".") + (own ? parts[i - first] : family[i].front());
+    }
+    return name;
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> NamePattern::match_of(const NameFamily& family, MatchWork& work) const {
+  if (std::ranges::any_of(family, [](const auto& texts) { return texts.empty(); })) {
+    return std::nullopt;
+  }
+  if (is_name()) return named_of(family);
+  Search all{family, work};
+  if (search(all, beginning(), 0)) return all.name;
   return std::nullopt;
 }
 

@@ -2,7 +2,9 @@
 // any thread.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <set>
 #include <string>
@@ -16,7 +18,23 @@ namespace holdfast::config {
 
 inline constexpr std::size_t kMaxPatternBytes = 1024;
 
-// Names that differ in some of their parts: each is one text of every part, in a row.
+// What matching may cost, whatever a file asks for: a step is a character held against a place of a
+// pattern. Patterns of real checkpoints take a hundredth of it; all of it is half a second.
+inline constexpr std::uint64_t kMaxMatchSteps = std::uint64_t{1} << 26;
+class MatchWork {
+ public:
+  // Whether so many steps were left. Once they are not, nothing matches any more.
+  bool spend(std::uint64_t steps) {
+    left_ -= std::min(steps, left_);
+    return left_ > 0;
+  }
+  bool spent() const { return left_ == 0; }
+
+ private:
+  std::uint64_t left_ = kMaxMatchSteps;
+};
+
+// Names that differ in some of their parts: each is one text of every part, with dots between them.
 using NameFamily = std::vector<std::vector<std::string>>;
 
 class NamePattern {
@@ -29,9 +47,11 @@ class NamePattern {
   // kUnsupported naming the pattern and what is not understood.
   static Result<NamePattern> parse(std::string_view text);
 
-  bool matches(std::string_view name) const;
+  // A name, and no pattern of several.
+  bool is_name() const { return kind_ == Kind::kName; }
+  bool matches(std::string_view name, MatchWork& work) const;
   // One of the names that it matches; not by trying them one by one.
-  std::optional<std::string> match_of(const NameFamily& family) const;
+  std::optional<std::string> match_of(const NameFamily& family, MatchWork& work) const;
 
  private:
   enum class Kind { kExpression, kGlob, kName };
@@ -41,20 +61,30 @@ class NamePattern {
     bool may_lack = false;
     bool may_repeat = false;
   };
-  // Of each place between two atoms, and the end, whether a name so far may have led to it.
-  using Places = std::vector<bool>;
+  // The places between two atoms, and the end, to which a name so far may have led; ascending.
+  using Places = std::vector<std::uint16_t>;
   using Seen = std::set<std::pair<std::size_t, Places>>;
+  struct Search {
+    const NameFamily& family;
+    MatchWork& work;
+    Seen seen = {};
+    std::string name = {};
+  };
   Status parse_expression(std::string_view text);
   void add_glob(std::string_view text);
-  void skip_lacking(Places& places) const;
-  Places after(const Places& places, std::string_view text) const;
-  bool search(const NameFamily& family, const Places& places, Seen& seen, std::string& name,
-              std::size_t part) const;
+  void set_prefix();
+  void add_place(std::size_t place, Places& places) const;
+  Places beginning() const;
+  bool at_end(const Places& places) const;
+  Places after(Places places, std::string_view text, MatchWork& work) const;
+  bool search(Search& all, const Places& places, std::size_t part) const;
+  std::optional<std::string> named_of(const NameFamily& family) const;
   static bool accepts(const Atom& atom, char c);
 
   Kind kind_ = Kind::kName;
   std::string text_;
   std::vector<Atom> atoms_;
+  std::string prefix_;  // the literals that a name must begin with
   bool to_the_end_ = true;
 };
 

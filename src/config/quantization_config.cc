@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <unordered_set>
 
 #include "base/error.h"
 #include "config/common_fields.h"
@@ -21,11 +22,13 @@ constexpr IntRange kGroupSize{-1, 1 << 20};
 constexpr std::int64_t kFp8BlockSide = 128;
 
 // What a format's parser needs: the quantization_config, the model that it belongs to, and where to
-// put what was kept, and what is quantised besides the experts: linear layers, and a cache.
+// put what was kept, or else what is listed as quantised, and what is quantised besides the
+// experts: linear layers, and a cache.
 struct Source {
   const JsonFields& fields;
   const ModelConfig& model;
   KeptModules& kept;
+  KeptModules& listed;
   std::vector<std::string>& modules;
   CacheScales& cache;
 };
@@ -224,7 +227,7 @@ Status add_auto_round_kept(const JsonFields& fields, KeptModules& kept) {
 
 // Names in a text, set apart by commas, in a list, or in a list of lists.
 Status add_block_names(const JsonFields& fields, std::string_view key,
-                       simdjson::dom::element value, std::vector<std::string>& names) {
+                       simdjson::dom::element value, std::unordered_set<std::string>& names) {
   simdjson::dom::array list;
   if (!value.get(list)) {
     for (const simdjson::dom::element each : list) {
@@ -239,7 +242,7 @@ Status add_block_names(const JsonFields& fields, std::string_view key,
     std::string name(text.substr(0, end));
     std::erase(name, ' ');
     if (name.ends_with('.')) name.pop_back();
-    if (!name.empty()) names.push_back(std::move(name));
+    if (!name.empty()) names.insert(std::move(name));
     text.remove_prefix(std::min(end + 1, text.size()));
   }
   return {};
@@ -249,13 +252,16 @@ Status add_block_names(const JsonFields& fields, std::string_view key,
 Status keep_outside_blocks(const Source& source, std::string_view key) {
   const auto value = source.fields.find(key);
   if (!value) return {};
-  std::vector<std::string> blocks;
+  std::unordered_set<std::string> blocks;
   HF_TRY(add_block_names(source.fields, key, *value, blocks));
   if (blocks.empty()) return {};
+  // No block is what the name begins with.
   const auto is_outside = [&blocks](const std::string& name) {
-    return std::none_of(blocks.begin(), blocks.end(), [&name](const std::string& block) {
-      return (name + ".").starts_with(block + ".");
-    });
+    for (std::size_t end = 0; end < name.size();) {
+      end = std::min(name.find('.', end + 1), name.size());
+      if (blocks.contains(name.substr(0, end))) return false;
+    }
+    return true;
   };
   for (std::int64_t layer = 0; layer < source.model.layer_count; ++layer) {
     const std::string experts = experts_prefix(source.model, layer);
@@ -303,10 +309,9 @@ Status add_gptq_kept(const JsonFields& fields, KeptModules& kept) {
 }
 
 // What modules_in_block_to_quantize lists, by parts of names; the experts must be among it.
-Result<KeptModules> listed_gptq_modules(const JsonFields& fields,
-                                        const simdjson::dom::array& groups) {
+Status list_gptq_modules(const JsonFields& fields, const simdjson::dom::array& groups,
+                         KeptModules& listed) {
   constexpr std::string_view kKey = "modules_in_block_to_quantize";
-  KeptModules listed;
   bool experts = false;
   for (const simdjson::dom::element group : groups) {
     simdjson::dom::array names;
@@ -315,10 +320,12 @@ Result<KeptModules> listed_gptq_modules(const JsonFields& fields,
       std::string_view name;
       if (element.get(name)) return fields.wrong(kKey, *fields.find(kKey), "lists of names");
       experts = experts || name.find("experts") != name.npos;
-      HF_TRY(listed.add(fields, name));
+      HF_TRY(listed.add({.list = fmt::format("{}: {}", fields.name(), kKey),
+                         .stated = name,
+                         .pattern = name}));
     }
   }
-  if (experts) return listed;
+  if (experts) return {};
   return unsupported(fields, kKey, brief_json(*fields.find(kKey)), "lists with the experts");
 }
 
@@ -336,9 +343,9 @@ Status find_gptq_modules(const Source& source) {
   source.modules = kept.others(source.model);
   HF_ASSIGN(const auto groups, fields.optional_array("modules_in_block_to_quantize"));
   if (!groups) return {};
-  HF_ASSIGN(const KeptModules listed, listed_gptq_modules(fields, *groups));
+  HF_TRY(list_gptq_modules(fields, *groups, source.listed));
   std::erase_if(source.modules, [&](const std::string& name) {
-    return name != "lm_head" && !listed.covers(name);
+    return name != "lm_head" && !source.listed.covers(name);
   });
   return {};
 }
@@ -419,11 +426,13 @@ Status parse_quantization(const JsonFields& fields, ModelConfig& config) {
   std::string known;
   for (const Method& method : kMethods) {
     if (*name == method.name) {
-      KeptModules kept;
+      KeptModules kept, listed;
       std::vector<std::string> modules;
       CacheScales cache;
-      HF_ASSIGN(config.expert_format, method.parse({*quantization, config, kept, modules, cache}));
+      HF_ASSIGN(config.expert_format, method.parse({*quantization, config, kept, listed, modules,
+                                                     cache}));
       HF_TRY(kept.check_experts(config));
+      if (!listed.empty()) HF_TRY(listed.check_lists_experts(config));
       config.quantized_modules = std::move(modules);
       config.cache_scales = cache;
       return {};

@@ -4,6 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fmt/format.h>
+
+#include <functional>
+
+#include "base/rng.h"
 #include "config/linear_modules.h"
 #include "config/name_pattern.h"
 
@@ -293,7 +298,8 @@ TEST(CompressedTensors, WhatElseTheFilesMayHoldIsRefused) {
 bool pattern_matches(const std::string& pattern, const std::string& name) {
   const auto parsed = NamePattern::parse(pattern);
   EXPECT_TRUE(parsed.ok()) << pattern;
-  return parsed.ok() && parsed->matches(name);
+  MatchWork work;
+  return parsed.ok() && parsed->matches(name, work);
 }
 
 TEST(NamePattern, NamesCoverWhatLiesUnderThemAndWholePartsInARow) {
@@ -329,6 +335,47 @@ TEST(NamePattern, NoPatternIsSlow) {
   std::string pattern = "re:";
   for (int i = 0; i < 300; ++i) pattern += ".*";
   EXPECT_FALSE(pattern_matches(pattern + "x$", std::string(1000, 'a')));
+}
+
+// As a glob is defined.
+bool glob_covers(std::string_view glob, std::string_view name) {
+  if (glob.empty()) return name.empty();
+  if (glob[0] == '*') {
+    return glob_covers(glob.substr(1), name) ||
+           (!name.empty() && glob_covers(glob, name.substr(1)));
+  }
+  return !name.empty() && (glob[0] == '?' || glob[0] == name[0]) &&
+         glob_covers(glob.substr(1), name.substr(1));
+}
+
+TEST(NamePattern, GlobsAndFamiliesAgreeWithTheDefinition) {
+  base::Rng rng(7);
+  const auto random_text = [&](std::string_view alphabet, std::uint64_t most) {
+    std::string text;
+    for (std::uint64_t n = rng.next_below(most); n > 0; --n) {
+      text += alphabet[rng.next_below(alphabet.size())];
+    }
+    return text;
+  };
+  const NameFamily family{{"a"}, {"b", "ab", "aa"}, {"0", "1", "10"}};
+  int covered = 0;
+  for (int round = 0; round < 20000; ++round) {
+    const std::string glob = "*" + random_text("ab01.*?", 7);
+    const std::string name = random_text("ab.", 9);
+    EXPECT_EQ(pattern_matches(glob, name), glob_covers(glob, name)) << glob << " " << name;
+    bool any = false;
+    for (const std::string& middle : family[1]) {
+      for (const std::string& last : family[2]) {
+        any |= glob_covers(glob, "a." + middle + "." + last);
+      }
+    }
+    MatchWork work;
+    const auto found = NamePattern::parse(glob)->match_of(family, work);
+    EXPECT_EQ(found.has_value(), any) << glob;
+    EXPECT_TRUE(glob_covers(glob, found.value_or("")) || !any) << glob;
+    covered += any;
+  }
+  EXPECT_GT(covered, 2000);
 }
 
 std::string fp8_with(const std::string& kept) {
@@ -385,6 +432,72 @@ TEST(KeptExperts, AreRefusedByListEntryAndMatrix) {
               HasSubstr("\"mlp.experts\" leaves model.layers.0.mlp.experts as it was"));
   EXPECT_THAT(format_of(awq_with(R"(["w3"])"), Architecture::kMixtral),
               HasSubstr("leaves model.layers.0.block_sparse_moe.experts.0.w3"));
+}
+
+// GPTQ lists what it quantised instead, by names within a block.
+TEST(KeptExperts, AListOfWhatIsQuantisedMustHaveThemAll) {
+  const auto listed = [](const std::string& names) {
+    return format_of(R"({"quant_method":"gptq","bits":4,"group_size":128,
+        "modules_in_block_to_quantize":[["self_attn.q_proj"],[)" + names + "]]}");
+  };
+  const auto each = [](const std::string& before, int count, const std::string& after) {
+    std::string names;
+    for (int e = 0; e < count; ++e) {
+      names += (e == 0 ? "\"" : ",\"") + before + std::to_string(e) + after + "\"";
+    }
+    return names;
+  };
+  const std::string gate = each("mlp.experts.", 12, ".gate_proj");
+  const std::string up = each("mlp.experts.", 12, ".up_proj");
+  const std::string list = "quantization_config: modules_in_block_to_quantize: ";
+  const std::string alike = "; this engine knows experts that are all quantised alike";
+  EXPECT_THAT(listed(gate + "," + up),
+              HasSubstr(list + "\"mlp.experts.0.gate_proj\" is of experts, and no entry is of "
+                        "model.layers.0.mlp.experts.0.down_proj" + alike));
+  EXPECT_THAT(listed(gate + "," + up + "," + each("mlp.experts.", 11, ".down_proj")),
+              HasSubstr("no entry is of model.layers.0.mlp.experts.11.down_proj" + alike));
+  EXPECT_THAT(listed("\"model.layers.0.mlp.experts\""),
+              HasSubstr(list + "\"model.layers.0.mlp.experts\" is of experts, and no entry is of "
+                        "model.layers.1.mlp.experts.0.gate_proj" + alike));
+  for (const std::string& all :
+       {gate + "," + up + "," + each("mlp.experts.", 12, ".down_proj"), each("experts.", 12, ""),
+        gate + "," + up + ",\"down_proj\"", std::string("\"experts\""),
+        std::string("\"0.mlp.experts\",\"layers.1.mlp\""),
+        each("mlp.experts.", 11, "") + ",\"1.mlp.experts.11\",\"layers.0.mlp.experts.11\""}) {
+    EXPECT_THAT(listed(all), HasSubstr("int4 group 128")) << all;
+  }
+}
+
+// The largest lists that a file can have, against the largest model.
+TEST(KeptModules, AListCostsNoMoreThanItsBound) {
+  ModelConfig config = model(Architecture::kQwen3Moe);
+  config.layer_count = 1024;
+  config.expert_count = 4096;
+  const auto refusal = [&](const std::function<std::string(int)>& pattern) {
+    std::string kept = "[";
+    for (int i = 0; i < 3000; ++i) kept += (i == 0 ? "\"" : ",\"") + pattern(i) + "\"";
+    simdjson::dom::parser parser;
+    const std::string text = "{\"quantization_config\":" + fp8_with(kept + "]") + "}";
+    const auto fields = JsonFields::parse(parser, text, "config.json", {1 << 20, 16});
+    EXPECT_TRUE(fields.ok()) << fields.error().message();
+    const Status parsed = parse_quantization(*fields, config);
+    return parsed.ok() ? "ok" : parsed.error().to_string();
+  };
+  const auto repeated = [](const std::string& text, int i) {
+    std::string all;
+    while (all.size() < 220) all += text;
+    return all + std::to_string(i) + "_";
+  };
+  EXPECT_EQ(refusal([](int i) { return fmt::format("layers.{}.self_attn.q_proj", i); }), "ok");
+  const auto bounded = HasSubstr("modules_to_not_convert: to match its 3000 patterns of modules "
+                                 "against those of this model takes more than 67108864 steps");
+  EXPECT_THAT(refusal([](int i) { return fmt::format("*{}?_", i); }), bounded);
+  EXPECT_THAT(refusal([&](int i) { return repeated("*e*l", i); }), bounded);
+  EXPECT_THAT(refusal([&](int i) { return "re:" + repeated(".?", i); }), bounded);
+  // A model of today with a list of today.
+  config.layer_count = 128;
+  config.expert_count = 512;
+  EXPECT_EQ(refusal([](int i) { return fmt::format("model.layers.{}.self*", i % 128); }), "ok");
 }
 
 TEST(KeptExperts, RoutersAndWhatElsePublishersListAreNoExperts) {
