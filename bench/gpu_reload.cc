@@ -22,7 +22,6 @@
 #include "base/rng.h"
 #include "checkpoint/checkpoint.h"
 #include "engine/engine_core.h"
-#include "reload/source.h"
 
 namespace holdfast {
 namespace {
@@ -74,9 +73,18 @@ class LockedWeights {
   LockedWeights(const LockedWeights&) = delete;
   LockedWeights& operator=(const LockedWeights&) = delete;
 
-  const checkpoint::Checkpoint& checkpoint() const { return *checkpoint_; }
-  std::span<const std::byte> tensor(std::size_t index) const {
-    return {memory_ + offsets_[index], size_of(checkpoint_->tensors()[index])};
+  std::vector<MemoryTensor> tensors() const {
+    std::vector<MemoryTensor> tensors;
+    for (std::size_t i = 0; i < offsets_.size(); ++i) {
+      const auto& located = checkpoint_->tensors()[i];
+      const auto dims = located.entry->shape.dims();
+      tensors.push_back(
+          {.info = {.name = located.entry->name,
+                    .dtype = std::string(tensor::safetensors_dtype_name(located.entry->dtype)),
+                    .shape = {dims.begin(), dims.end()}},
+           .bytes = {memory_ + offsets_[i], size_of(located)}});
+    }
+    return tensors;
   }
 
  private:
@@ -114,33 +122,6 @@ class LockedWeights {
   std::shared_ptr<const void> lock_;
 };
 
-class LockedSource final : public reload::Source {
- public:
-  explicit LockedSource(const LockedWeights& weights) : weights_(weights) {
-    for (const auto& located : weights.checkpoint().tensors()) {
-      tensors_.push_back({.name = located.entry->name,
-                          .dtype = located.entry->dtype,
-                          .shape = located.entry->shape});
-    }
-  }
-  std::string describe() const override { return "page-locked memory"; }
-  const config::ModelConfig& config() const override { return weights_.checkpoint().config(); }
-  std::span<const reload::SourceTensor> tensors() const override { return tensors_; }
-  Status read(std::size_t index, std::uint64_t offset, std::span<std::byte> to) override {
-    std::memcpy(to.data(), weights_.tensor(index).data() + offset, to.size());
-    return {};
-  }
-  bool reads_concurrently() const override { return true; }
-  std::span<const std::byte> memory(std::size_t index) const override {
-    return weights_.tensor(index);
-  }
-  Status finish() override { return {}; }
-
- private:
-  const LockedWeights& weights_;
-  std::vector<reload::SourceTensor> tensors_;
-};
-
 double at_quantile(std::vector<double> values, double quantile) {
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());
@@ -174,16 +155,6 @@ struct Bench {
     return options;
   }
 
-  Result<std::unique_ptr<reload::Source>> open(const std::string& name) const {
-    const auto found = locked.find(name);
-    if (found != locked.end()) {
-      return std::unique_ptr<reload::Source>(std::make_unique<LockedSource>(*found->second));
-    }
-    HF_ASSIGN(std::shared_ptr<const checkpoint::Checkpoint> checkpoint,
-              checkpoint::Checkpoint::open(name));
-    return reload::make_checkpoint_source(std::move(checkpoint));
-  }
-
   void open_engine(std::int64_t sequences, const char* what) {
     core.reset();
     std::map<std::string, double> begun;
@@ -192,9 +163,7 @@ struct Bench {
     chosen.progress = [&](const Progress& progress) {
       begun.try_emplace(progress.phase, ms_since(begin));
     };
-    engine::EngineParts parts;
-    parts.reloader.open_source = [this](const std::string& name) { return open(name); };
-    core = must(EngineCore::open(chosen, std::move(parts)), "opening the engine");
+    core = must(EngineCore::open(chosen), "opening the engine");
     const double all = ms_since(begin);
     fmt::print("cold start, {:<24} {:8.0f} ms (weights {:.0f}, capture and audit {:.0f})\n", what,
                all, begun["capture"] - begun["load"], all - begun["capture"]);
@@ -240,7 +209,11 @@ struct Bench {
     reload_options.commit = strategy;
     reload_options.commit_when_ready = false;
     const Clock::time_point begin = Clock::now();
-    must(core->begin_reload(name, reload_options), "begin_reload");
+    const auto in_memory = locked.find(name);
+    must(in_memory != locked.end()
+             ? core->begin_reload(in_memory->second->tensors(), reload_options)
+             : core->begin_reload(name, reload_options),
+         "begin_reload");
     while (core->reload_phase() == ReloadPhase::kStaging) during.ms.push_back(step());
     const double ready_ms = ms_since(begin);
     // From one token to the next, with the commit between them.

@@ -71,7 +71,7 @@ std::string report_text(const DrillReport& report) {
                          readable_bytes(report.peak_bytes),
                          readable_bytes(report.declared_peak_bytes)));
   append_row(out, "whole drill", fmt::format("{:.1f} s", report.total_ms / 1000));
-  out += report.green ? "\nGREEN\n" : "\nRED\n";
+  out += fmt::format("\n{}\n", report.verdict());
   for (const std::string& reason : report.reasons) out += fmt::format("  {}\n", reason);
   return out;
 }
@@ -101,6 +101,7 @@ Result<int> drill(const CommandLine& flags) {
   const std::string& json_file = flags.drill.json_file;
   if (!json_file.empty()) HF_TRY(write_file(json_file, report->json + "\n"));
   if (json_file != "-") HF_TRY(write_file("", report_text(*report)));
+  if (!report->not_injected.empty()) return kExitUsage;
   return report->green ? kExitDone : kExitFailed;
 }
 

@@ -86,7 +86,8 @@ Loads A, captures the decode graphs, counts (census), generates greedily, reload
 generates again, reloads to B while requests are running, counts, generates, allocates, dirties and
 frees memory, generates and counts again, and compares with an engine that loads B afresh: every
 address stable, every value B's, every token and log probability equal bit for bit.
-GREEN is exit code 0; RED is 1, with the reasons and the slots.
+GREEN is exit code 0; RED is 1, with the reasons and the slots. NOT INJECTED is 2: the fault has
+nothing to act on in this model, so that neither was shown.
 
 --inject makes every reload do what an engine with a known defect does:
   rebind-constants   the experts' constants are rebuilt in fresh storage, unknown to the graphs

@@ -43,7 +43,8 @@ struct DrillCount {
 struct DrillReport {
   std::string label;
   bool green = false;
-  std::vector<std::string> reasons;  // why RED, one line each
+  std::vector<std::string> reasons;  // why not GREEN, one line each
+  std::string not_injected;          // why the fault had nothing to act on; empty: it had, or none
   DrillCount constants;              // the experts' constants
   DrillCount slots;                  // all slots
   bool tokens_match_identity = false;       // greedy tokens after reloading A over A
@@ -65,8 +66,14 @@ struct DrillReport {
   double load_ms = 0, capture_ms = 0, stage_ms = 0, pause_us = 0, total_ms = 0;
   std::uint64_t weights_bytes = 0, peak_bytes = 0, declared_peak_bytes = 0;
   // All of this as one object: field names as above, the constants' figures at the top, those of
-  // all slots under "slots"; "verdict" is "GREEN" or "RED".
+  // all slots under "slots"; "verdict" as below.
   std::string json;
+
+  // "GREEN", "RED", or "NOT INJECTED": neither has been shown, since the fault never acted.
+  const char* verdict() const {
+    if (green) return "GREEN";
+    return not_injected.empty() ? "RED" : "NOT INJECTED";
+  }
 };
 
 // Defects that engines in the field have, and faults of device and source. A defect is injected

@@ -124,6 +124,17 @@ class Engine {
   // that serve are untouched. Errors here: kInvalidArgument for an option that is unknown, out of
   // range or without effect.
   Status begin_reload(const std::string& directory, const ReloadOptions& options = {});
+  // The same from tensors in this process, under a checkpoint's names, with the live config. Their
+  // bytes stay where and what they are until the phase is kDone or kFailed. A GPU fetches
+  // page-locked ones itself. Of those that the scope does not take nothing is read. Errors: also
+  // kInvalidArgument for bytes that are not the tensor's, naming it and both sizes, and for
+  // apply_constants, since no config comes.
+  Status begin_reload(std::vector<MemoryTensor> tensors, const ReloadOptions& options = {});
+  // Keeps `memory` where it is while the result lives, so that reloads from it come at the link's
+  // rate. Takes about as long as writing it once: do it once for a buffer. The result does not
+  // outlive the engine, nor the memory. Errors: kUnsupported on a device that fetches nothing (the
+  // CPU); kDevice.
+  Result<std::shared_ptr<const void>> page_lock(std::span<std::byte> memory);
   ReloadPhase reload_phase() const;  // any thread
   // Commits a ready reload now: the caller is between steps by nature of the call. Errors:
   // kFailedPrecondition when none is ready; why the commit failed (the weights are as before, or
@@ -159,8 +170,8 @@ class Engine {
   // Every tensor that a complete reload brings, in the live checkpoint's names.
   std::vector<TensorInfo> loadable_tensors() const;
   // Whether the model loads these, as far as it knows their names: of their shape and dtype, or of
-  // F16 or F32 where it has BF16 that is neither quantised nor an expert's (rounded once as it
-  // comes). Errors: kMismatch naming tensor and both. Any thread.
+  // F16 or F32 where it has BF16 that is neither quantised nor an expert's matrix (rounded once as
+  // it comes). Errors: kMismatch naming tensor and both. Any thread.
   Status check_loadable(std::span<const TensorInfo> tensors) const;
   // The first `most` values of a loaded tensor, as float32 in row order. Errors: kNotFound with the
   // nearest names; kUnsupported for a tensor that is kept only in packed form, naming its slots;

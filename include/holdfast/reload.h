@@ -1,7 +1,9 @@
 // Reload: what to replace, how, and what it costs and did. Values; any thread, except where said.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -41,6 +43,12 @@ struct TensorInfo {
   std::string name = {};
   std::string dtype = {};  // as in safetensors: "BF16", "F32", "U8", ...
   std::vector<std::int64_t> shape = {};
+};
+
+// A tensor that lies in this process's memory, all of it, as a checkpoint holds it.
+struct MemoryTensor {
+  TensorInfo info = {};
+  std::span<const std::byte> bytes = {};
 };
 
 struct ReloadOptions {

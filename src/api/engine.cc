@@ -67,6 +67,12 @@ EngineStats Engine::stats() const { return impl_->core->stats(); }
 Status Engine::begin_reload(const std::string& directory, const ReloadOptions& options) {
   return impl_->core->begin_reload(directory, options);
 }
+Status Engine::begin_reload(std::vector<MemoryTensor> tensors, const ReloadOptions& options) {
+  return impl_->core->begin_reload(std::move(tensors), options);
+}
+Result<std::shared_ptr<const void>> Engine::page_lock(std::span<std::byte> memory) {
+  return impl_->core->runtime().device().page_lock(memory);
+}
 ReloadPhase Engine::reload_phase() const { return impl_->core->reload_phase(); }
 Status Engine::commit_reload() { return impl_->core->commit_reload(); }
 Result<ReloadReport> Engine::finish_reload() { return impl_->core->finish_reload(); }

@@ -31,6 +31,10 @@ class Builder {
   void add(std::string name, Shape shape, DType dtype) {
     out_.push_back({std::move(name), dtype, shape});
   }
+  void add_expert(std::string name, Shape shape, const config::ExpertTensor& tensor) {
+    add(std::move(name), shape, tensor.dtype);
+    out_.back().any_float = config::is_any_float(tensor);
+  }
   void add_linear(const std::string& name, Shape shape, bool bias) {
     if (const auto found = quantized_.find(name); found != quantized_.end()) {
       for (const config::LinearTensor& tensor : found->second) {
@@ -87,12 +91,12 @@ void add_experts(const ModelConfig& config, const std::vector<config::ExpertTens
   const std::string prefix = config::experts_prefix(config, layer) + ".";
   for (const config::ExpertTensor& tensor : experts) {
     if (!tensor.per_expert) {
-      builder.add(prefix + tensor.name, with_experts(config.expert_count, tensor.shape),
-                  tensor.dtype);
+      builder.add_expert(prefix + tensor.name, with_experts(config.expert_count, tensor.shape),
+                         tensor);
       continue;
     }
     for (std::int64_t expert = 0; expert < config.expert_count; ++expert) {
-      builder.add(prefix + tensor.part_name(expert), tensor.shape, tensor.dtype);
+      builder.add_expert(prefix + tensor.part_name(expert), tensor.shape, tensor);
     }
   }
 }

@@ -287,6 +287,10 @@ const char* projection_name(Projection projection) {
   return "unknown";
 }
 
+bool is_any_float(const ExpertTensor& tensor) {
+  return tensor.role == TensorRole::kBias && tensor.dtype == DType::kBF16;
+}
+
 const char* tensor_role_name(TensorRole role) {
   switch (role) {
     case TensorRole::kWeight: return "weight";

@@ -49,6 +49,10 @@ struct ExpertTensor {
   std::string part_name(std::int64_t expert) const;
 };
 
+// Whether a source may have it as bf16, f16 or f32, of which it is rounded once to its bf16, as all
+// that is not quantised: a bias.
+bool is_any_float(const ExpertTensor& tensor);
+
 // Every tensor of one layer's experts in `config`'s format, in a fixed order: projections as in the
 // enumeration, roles as in theirs. Errors: kUnsupported for a dialect and scheme that do not go
 // together, kInvalidArgument for dimensions that the format cannot hold (naming both).

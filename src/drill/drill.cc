@@ -223,6 +223,14 @@ class Drill {
     reason_if(fmt::format("replay failed {}", when), error);
   }
 
+  // A fault that finds nothing to act on refuses the reload by its own name.
+  void keep_if_not_injected(const std::string& error) {
+    const bool found_nothing =
+        !options_.inject.empty() && error.starts_with(error_code_name(ErrorCode::kNotFound)) &&
+        error.find(fmt::format("fault {}: ", options_.inject)) != std::string::npos;
+    if (found_nothing) report_.not_injected = error;
+  }
+
   void keep_epoch_error(const char* when, const std::string& error) {
     if (!error.empty()) report_.versions_match = false;
     reason_if(fmt::format("a token of the wrong epoch {}", when), error);
@@ -265,7 +273,9 @@ class Drill {
                                  fmt::format("{}: {}", done->state, done->error))
                          : done.error();
     }
-    reason(fmt::format("{} failed: {}", what, status.error().to_string()));
+    const std::string said = status.error().to_string();
+    keep_if_not_injected(said);
+    reason(fmt::format("{} failed: {}", what, said));
     return false;
   }
 
@@ -295,6 +305,7 @@ class Drill {
     report_.poisoned = engine_->poisoned();
     report_.refusal = live.refusal;
     if (!live.refusal.empty()) {
+      keep_if_not_injected(live.refusal);
       reason(fmt::format("the live reload {}: {}",
                          report_.poisoned ? "poisoned the engine" : "was refused", live.refusal));
     }

@@ -22,9 +22,11 @@ void add_figures(Json& json, const DrillCount& count) {
 std::string report_json(const DrillReport& report, const DrillOptions& options) {
   Json json;
   json["label"] = report.label;
-  json["verdict"] = report.green ? "GREEN" : "RED";
+  json["verdict"] = report.verdict();
   json["green"] = report.green;
   json["reasons"] = report.reasons;
+  json["not_injected"] =
+      report.not_injected.empty() ? Json(nullptr) : Json(report.not_injected);
   json["from"] = options.from;
   json["to"] = options.to;
   json["inject"] = options.inject.empty() ? Json(nullptr) : Json(options.inject);

@@ -164,6 +164,13 @@ Status EngineCore::begin_reload(const std::string& directory, const ReloadOption
   return reloader_->begin(std::move(request));
 }
 
+Status EngineCore::begin_reload(std::vector<MemoryTensor> tensors, const ReloadOptions& options) {
+  HF_ASSIGN(ReloadRequest request,
+            resolve_memory(std::move(tensors), options, runtime_->settings()));
+  settle_reload();
+  return reloader_->begin(std::move(request));
+}
+
 Result<std::uint64_t> EngineCore::begin_push(const std::vector<TensorInfo>& tensors,
                                              const ReloadOptions& options) {
   HF_ASSIGN(ReloadRequest request, resolve_push(options, runtime_->settings()));

@@ -46,6 +46,7 @@ class EngineCore {
   EngineStats stats() const;
 
   Status begin_reload(const std::string& directory, const ReloadOptions& options);
+  Status begin_reload(std::vector<MemoryTensor> tensors, const ReloadOptions& options);
   ReloadPhase reload_phase() const { return reloader_->phase(); }
   Status commit_reload();
   Result<ReloadReport> finish_reload();

@@ -15,21 +15,6 @@ namespace {
 
 using reload::SourceTensor;
 
-Result<SourceTensor> announced(const TensorInfo& info) {
-  const auto dtype = tensor::dtype_from_safetensors(info.dtype);
-  if (!dtype) {
-    return make_error(ErrorCode::kInvalidArgument,
-                      "pushed tensor {} is announced as dtype \"{}\", expected a name of "
-                      "safetensors: \"BF16\", \"F32\", \"U8\", ...",
-                      info.name, info.dtype);
-  }
-  auto shape = tensor::Shape::from_dims(info.shape);
-  if (!shape.ok()) return shape.error().with_context("pushed tensor " + info.name);
-  const auto bytes = tensor::byte_size(*dtype, *shape);
-  if (!bytes.ok()) return bytes.error().with_context("pushed tensor " + info.name);
-  return SourceTensor{.name = info.name, .dtype = *dtype, .shape = *shape};
-}
-
 tensor::DType pushed_dtype(const storage::ParameterSpec& parameter, const ReloadRequest& request) {
   for (const reload::DeclaredCast& cast : request.plan.casts) {
     if (cast.to == parameter.dtype && parameter.name.ends_with(cast.parameter)) return cast.from;
@@ -114,7 +99,7 @@ Result<std::unique_ptr<reload::Source>> make_push_source(const storage::Registry
   HF_ASSIGN(const reload::Selection selection, reload::select(registry, request.plan.scope, {}));
   reload::Manifest manifest{.description = request.directory, .config = config, .tensors = {}};
   for (const TensorInfo& info : tensors) {
-    HF_ASSIGN(const SourceTensor tensor, announced(info));
+    HF_ASSIGN(const SourceTensor tensor, source_tensor(info));
     // One that the scope does not take, or that nobody knows, is the plan's to refuse.
     const auto found = registry.find_published(info.name);
     const bool fits = found && !found->row && registry.published_shape(*found) == tensor.shape;

@@ -415,10 +415,11 @@ TEST_F(Pushed, WhatIsWrongWithTheAnnouncedTensorsIsSaidAtOnceAndNothingIsOpen) {
     EXPECT_EQ(core->reload_phase(), ReloadPhase::kNone);
   };
   using Tensors = std::vector<TensorInfo>;
+  const std::string t2_name = "tensor " + announced(*core)[2].name;
   refused([](Tensors& t) { t[2].dtype = "U8"; }, ErrorCode::kMismatch, "dtype u8, expected");
   refused([](Tensors& t) { t[2].dtype = "bf16"; }, ErrorCode::kInvalidArgument, "\"bf16\"");
   refused([](Tensors& t) { t[2].shape.push_back(1); }, ErrorCode::kMismatch, "shape");
-  refused([](Tensors& t) { t[2].shape = {-1}; }, ErrorCode::kInvalidArgument, "pushed tensor");
+  refused([](Tensors& t) { t[2].shape = {-1}; }, ErrorCode::kInvalidArgument, t2_name);
   refused([](Tensors& t) { t[2].name = "model.nrom.weight"; }, ErrorCode::kMismatch, "nearest");
   refused([](Tensors& t) { t.push_back(t[2]); }, ErrorCode::kMismatch, "comes twice");
   refused([](Tensors& t) { t.pop_back(); }, ErrorCode::kNotFound, "is missing");

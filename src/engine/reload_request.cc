@@ -130,6 +130,21 @@ Status resolve_version(const std::string& version) {
                     static_cast<unsigned char>(*control), control - version.begin());
 }
 
+Result<reload::SourceTensor> source_tensor(const TensorInfo& info) {
+  const auto dtype = tensor::dtype_from_safetensors(info.dtype);
+  if (!dtype) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      "tensor {} is announced as dtype \"{}\", expected a name of safetensors: "
+                      "\"BF16\", \"F32\", \"U8\", ...",
+                      info.name, info.dtype);
+  }
+  auto shape = tensor::Shape::from_dims(info.shape);
+  if (!shape.ok()) return shape.error().with_context("tensor " + info.name);
+  const auto bytes = tensor::byte_size(*dtype, *shape);
+  if (!bytes.ok()) return bytes.error().with_context("tensor " + info.name);
+  return reload::SourceTensor{.name = info.name, .dtype = *dtype, .shape = *shape};
+}
+
 Result<ReloadRequest> resolve_reload(const std::string& directory, const ReloadOptions& options,
                                      const Settings& settings) {
   ReloadRequest request{.directory = directory,
@@ -159,6 +174,32 @@ Result<ReloadRequest> resolve_reload(const std::string& directory, const ReloadO
   }
   HF_TRY(resolve_version(options.version));
   HF_TRY(resolve_fault(options.inject, request));
+  return request;
+}
+
+Result<ReloadRequest> resolve_memory(std::vector<MemoryTensor> tensors,
+                                     const ReloadOptions& options, const Settings& settings) {
+  HF_ASSIGN(ReloadRequest request, resolve_reload("tensors in memory", options, settings));
+  if (options.apply_constants) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      "reload option apply_constants with tensors in memory, which bring no "
+                      "config: use a directory");
+  }
+  HF_TRY(check_count("tensors", tensors.size(), reload::kMaxSourceTensors));
+  auto pieces = std::make_shared<std::vector<reload::MemoryPiece>>();
+  pieces->reserve(tensors.size());
+  for (const MemoryTensor& tensor : tensors) {
+    HF_ASSIGN(reload::SourceTensor stated, source_tensor(tensor.info));
+    HF_ASSIGN(const std::size_t bytes, tensor::byte_size(stated.dtype, stated.shape));
+    if (tensor.bytes.size() != bytes) {
+      return make_error(ErrorCode::kInvalidArgument,
+                        "tensor {} ({} [{}]) has {} bytes, and {} bytes of memory were given",
+                        tensor.info.name, tensor.info.dtype, fmt::join(tensor.info.shape, ", "),
+                        bytes, tensor.bytes.size());
+    }
+    pieces->push_back({.tensor = std::move(stated), .bytes = tensor.bytes});
+  }
+  request.memory = std::move(pieces);
   return request;
 }
 

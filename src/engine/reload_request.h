@@ -5,12 +5,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "base/digest.h"
 #include "engine/settings.h"
 #include "holdfast/reload.h"
 #include "reload/plan.h"
+#include "reload/source.h"
 #include "reload/transaction.h"
 
 namespace holdfast::engine {
@@ -23,7 +26,9 @@ inline constexpr std::size_t kMaxDigestsBytes = 64u << 20;
 inline constexpr std::size_t kMaxDigestsDepth = 2;  // an object of strings
 
 struct ReloadRequest {
-  std::string directory = {};  // or what a push is called
+  std::string directory = {};  // or what a push, or tensors in memory, are called
+  // Null: the source is that directory, or the push.
+  std::shared_ptr<const std::vector<reload::MemoryPiece>> memory = {};
   bool pushed = false;
   // Without expected digests and constants' values: those are read when the plan is made.
   reload::PlanOptions plan = {};
@@ -41,9 +46,15 @@ struct ReloadRequest {
 // Errors: kInvalidArgument naming the option, its value and what is accepted.
 Result<ReloadRequest> resolve_reload(const std::string& directory, const ReloadOptions& options,
                                      const Settings& settings);
+// The same of a reload from tensors in memory. Errors: also as Engine::begin_reload has them.
+Result<ReloadRequest> resolve_memory(std::vector<MemoryTensor> tensors,
+                                     const ReloadOptions& options, const Settings& settings);
 // The same of a reload whose bytes are pushed. Errors: also for what needs a source that can be
 // read, or a config: commit "stream", apply_constants, an injected fault of source or device.
 Result<ReloadRequest> resolve_push(const ReloadOptions& options, const Settings& settings);
+
+// As announced. Errors: kInvalidArgument for a dtype or a shape that is none, naming the tensor.
+Result<reload::SourceTensor> source_tensor(const TensorInfo& info);
 
 // Errors: kInvalidArgument for a label that is too long or has a control character.
 Status resolve_version(const std::string& version);

@@ -212,8 +212,13 @@ void Reloader::verify() {
 }
 
 Result<std::unique_ptr<reload::Source>> Reloader::open_source(const ReloadRequest& request) const {
-  HF_ASSIGN(auto source, parts_.open_source ? parts_.open_source(request.directory)
-                                            : open_checkpoint(request));
+  std::unique_ptr<reload::Source> source;
+  if (request.memory) {
+    source = reload::make_memory_source(request.directory, live_, request.memory);
+  } else {
+    HF_ASSIGN(source, parts_.open_source ? parts_.open_source(request.directory)
+                                         : open_checkpoint(request));
+  }
   if (request.plan.scope.whole()) return source;
   return reload::make_scoped_source(std::move(source), registry_, request.plan.scope);
 }

@@ -41,7 +41,8 @@ storage::ParameterSpec expert_parameter(const ExpertsSpec& spec, const ExpertTen
   storage::ParameterSpec parameter{.name = spec.parameter_prefix + "." + tensor.name,
                                    .dtype = tensor.dtype,
                                    .shape = *shape,
-                                   .expert_axis = true};
+                                   .expert_axis = true,
+                                   .any_float = config::is_any_float(tensor)};
   if (!tensor.per_expert) return parameter;
   parameter.part_shape = tensor.shape;
   for (std::int64_t expert = 0; expert < experts; ++expert) {

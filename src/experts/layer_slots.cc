@@ -122,21 +122,6 @@ Result<ConstantSlots> define_constants(Registry& registry, const ExpertsSpec& sp
   return slots;
 }
 
-Result<SlotId> define_weight(Registry& registry, const ExpertsSpec& spec, const std::string& tensor,
-                             DType dtype, const tensor::Shape& shape) {
-  HF_ASSIGN(const SlotId slot, registry.define(SlotSpec{.name = spec.slot_prefix + "." + tensor,
-                                                        .slot_class = SlotClass::kWeight,
-                                                        .dtype = dtype,
-                                                        .shape = shape,
-                                                        .arena = {}}));
-  HF_TRY(registry.bind(storage::ParameterSpec{.name = spec.parameter_prefix + "." + tensor,
-                                              .dtype = dtype,
-                                              .shape = shape,
-                                              .slot = slot,
-                                              .expert_axis = true}));
-  return slot;
-}
-
 Status check_forward(const ExpertsArgs& args, const ExpertsShape& shape) {
   constexpr const char* kOp = "experts";
   HF_TRY(ops::check_rank(args.x, 2, kOp, "x"));

@@ -38,12 +38,6 @@ struct ConstantSlots {
 };
 Result<ConstantSlots> define_constants(storage::Registry& registry, const ExpertsSpec& spec);
 
-// A weight slot and the checkpoint tensor of the same dtype and shape that fills it:
-// `<slot_prefix>.<tensor>` from `<parameter_prefix>.<tensor>`.
-Result<storage::SlotId> define_weight(storage::Registry& registry, const ExpertsSpec& spec,
-                                      const std::string& tensor, tensor::DType dtype,
-                                      const tensor::Shape& shape);
-
 // Errors: kMismatch naming operand and both shapes or dtypes; kFailedPrecondition for more rows
 // than shape.max_rows.
 Status check_forward(const ExpertsArgs& args, const ExpertsShape& shape);

@@ -1,5 +1,7 @@
 #include "reload/source.h"
 
+#include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -41,6 +43,37 @@ class CheckpointSource final : public Source {
   std::vector<SourceTensor> tensors_;
 };
 
+class MemorySource final : public Source {
+ public:
+  MemorySource(std::string description, config::ModelConfig config,
+               std::shared_ptr<const std::vector<MemoryPiece>> pieces)
+      : description_(std::move(description)),
+        config_(std::move(config)),
+        pieces_(std::move(pieces)) {
+    tensors_.reserve(pieces_->size());
+    for (const MemoryPiece& piece : *pieces_) tensors_.push_back(piece.tensor);
+  }
+  std::string describe() const override { return description_; }
+  const config::ModelConfig& config() const override { return config_; }
+  std::span<const SourceTensor> tensors() const override { return tensors_; }
+  Status read(std::size_t index, std::uint64_t offset, std::span<std::byte> to) override {
+    const auto from = (*pieces_)[index].bytes.subspan(offset, to.size());
+    std::copy(from.begin(), from.end(), to.begin());
+    return {};
+  }
+  bool reads_concurrently() const override { return true; }
+  std::span<const std::byte> memory(std::size_t index) const override {
+    return (*pieces_)[index].bytes;
+  }
+  Status finish() override { return {}; }
+
+ private:
+  std::string description_;
+  config::ModelConfig config_;
+  std::shared_ptr<const std::vector<MemoryPiece>> pieces_;
+  std::vector<SourceTensor> tensors_;
+};
+
 class ManifestSource final : public Source {
  public:
   explicit ManifestSource(Manifest manifest) : manifest_(std::move(manifest)) {}
@@ -63,6 +96,13 @@ class ManifestSource final : public Source {
 std::unique_ptr<Source> make_checkpoint_source(
     std::shared_ptr<const checkpoint::Checkpoint> checkpoint) {
   return std::make_unique<CheckpointSource>(std::move(checkpoint));
+}
+
+std::unique_ptr<Source> make_memory_source(
+    std::string description, config::ModelConfig config,
+    std::shared_ptr<const std::vector<MemoryPiece>> pieces) {
+  return std::make_unique<MemorySource>(std::move(description), std::move(config),
+                                        std::move(pieces));
 }
 
 std::unique_ptr<Source> make_manifest_source(Manifest manifest) {

@@ -62,6 +62,15 @@ class Source {
 std::unique_ptr<Source> make_checkpoint_source(
     std::shared_ptr<const checkpoint::Checkpoint> checkpoint);
 
+// A tensor that lies in this process, and stays there until the transaction has ended.
+struct MemoryPiece {
+  SourceTensor tensor;
+  std::span<const std::byte> bytes;  // all of it
+};
+std::unique_ptr<Source> make_memory_source(
+    std::string description, config::ModelConfig config,
+    std::shared_ptr<const std::vector<MemoryPiece>> pieces);
+
 // What a trainer that pushes its bytes announces: a manifest to plan from. read() is refused: the
 // bytes come by Transaction::put.
 struct Manifest {

@@ -84,10 +84,14 @@ void reply_message(Responder& responder, std::string_view message) {
   reply_json(responder, json);
 }
 
-void reply_update_error(Responder& responder, const Error& error) {
+ApiError update_error(const Error& error) {
   ApiError answer = api_error(error);
   if (answer.status >= 500 || answer.status == 429) answer.status = 409;
-  reply_error(responder, answer);
+  return answer;
+}
+
+void reply_update_error(Responder& responder, const Error& error) {
+  reply_error(responder, update_error(error));
 }
 
 std::string query_or_field(const HttpRequest& request, FieldReader& in, std::string_view name) {

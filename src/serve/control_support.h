@@ -34,6 +34,7 @@ void reply_json(Responder& responder, JsonWriter& body, int status = 200);
 void reply_message(Responder& responder, std::string_view message);
 // Of a weight update: never 5xx, because clients send such requests again. A limit that is used up
 // is 409, too.
+ApiError update_error(const Error& error);
 void reply_update_error(Responder& responder, const Error& error);
 
 // A query parameter, or the field of that name in the body; empty: neither.

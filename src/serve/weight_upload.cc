@@ -4,6 +4,7 @@
 
 #include "base/digest.h"
 #include "base/error.h"
+#include "serve/control_support.h"
 #include "serve/safetensors_stream.h"
 
 namespace holdfast::serve {
@@ -80,8 +81,7 @@ class WeightUpload final : public Upload {
 
   void end_badly(const Error& error) {
     if (reload_) target_.fail(*reload_, error.to_string());
-    ApiError answer = api_error(error);
-    // A trainer must not send the same bytes again by itself.
+    ApiError answer = update_error(error);
     if (error.code() == ErrorCode::kResourceExhausted) answer.status = 413;
     if (error.code() == ErrorCode::kNotFound) answer.status = 409;
     reply_error(*responder_, answer);

@@ -24,8 +24,6 @@ REFUSED = [
     ("replaced", "remap", ["safetensors", "replaced or changed since it was opened"]),
     ("cancelled", "remap", ["cancelled while staging"]),
     ("deadline", "remap", ["deadline_exceeded", "its deadline was"]),
-    # It makes no such call, and a drill must not pass by injecting nothing.
-    ("copy-fails", "remap", ["not_found", "a reload by remap", "makes no such call"]),
 ]
 # Nothing is left to put back.
 POISONED = [
@@ -36,6 +34,18 @@ POISONED = [
 
 
 class Inject(harness.TestCase):
+
+    def test_a_fault_that_never_acted_is_neither_green_nor_red(self):
+        for fault, commit, words in [("copy-fails", "remap", "makes no such call"),
+                                     ("stale-alpha", "remap", "no slot that it would act on")]:
+            with self.subTest(fault=fault):
+                done = run("drill", "--from", MODEL_A, "--to", MODEL_B, "--inject", fault,
+                           "--commit", commit, "--json", "-", *SHORT)
+                report = json.loads(done.out)
+                self.assertEqual((done.code, report["verdict"]), (2, "NOT INJECTED"))
+                self.assertFalse(report["green"])
+                self.assertIn("fault " + fault, report["not_injected"])
+                self.assertIn(words, report["not_injected"])
 
     def drill(self, fault, commit):
         done = run("drill", "--from", MODEL_A, "--to", MODEL_B, "--inject", fault,

@@ -26,6 +26,26 @@ def tensors_of(directory):
     return found
 
 
+def widen(source, to):
+    """Writes all bf16 tensors of a checkpoint as f32, in one file."""
+    to.mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        if (source / name).exists():
+            (to / name).write_bytes((source / name).read_bytes())
+    header, body = {}, bytearray()
+    for name, (dtype, shape, data) in tensors_of(source).items():
+        if dtype == "BF16":
+            wide = bytearray(2 * len(data))
+            wide[2::4], wide[3::4] = data[0::2], data[1::2]
+            dtype, data = "F32", bytes(wide)
+        header[name] = {"dtype": dtype, "shape": shape,
+                        "data_offsets": [len(body), len(body) + len(data)]}
+        body += data
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    (to / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + body)
+
+
 class Quantize(harness.TestCase):
 
     def test_gpt_oss_in_bf16_becomes_the_published_mxfp4_and_says_the_same(self):
@@ -40,6 +60,20 @@ class Quantize(harness.TestCase):
         first, second = (run("generate", "--model", model, *flags) for model in (out, MODEL_A))
         self.check_done(first)
         self.assertEqual(json.loads(first.out)["ids"], json.loads(second.out)["ids"])
+
+    # The experts' biases, too, are f32 there.
+    def test_a_gpt_oss_in_f32_is_quantised_or_served_quantised_alike(self):
+        wide, out = self.scratch / "wide", self.scratch / "out"
+        widen(pathlib.Path(MODEL_A_BF16), wide)
+        self.check_done(run("quantize", "-q", "--to", "mxfp4", wide, out))
+        self.assertEqual(tensors_of(out)["model.layers.0.mlp.experts.down_proj_bias"][0], "F32")
+        flags = ["--prompt", "ROMEO:", "--max-tokens", 16, "--json"]
+        cold = run("generate", "--model", out, *flags)
+        arrived = run("generate", "--model", wide, "--quantize-experts", "mxfp4", *flags)
+        published = run("generate", "--model", MODEL_A, *flags)
+        for done in (cold, arrived):
+            self.check_done(done)
+            self.assertEqual(json.loads(done.out)["ids"], json.loads(published.out)["ids"])
 
     def test_every_scheme_makes_a_checkpoint_that_opens(self):
         for scheme in SCHEMES:

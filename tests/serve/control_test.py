@@ -151,6 +151,25 @@ class Updates(Control):
         self.assertEqual(reply.status, 200, reply.text)
         self.assertEqual(self.tokens()["token_ids"], self.of_b())
 
+    # One displaces the other, or finds it there. A trainer would send a 5xx again.
+    def test_clients_that_upload_at_once_win_or_are_409(self):
+        bodies = [pack(all_tensors(MODEL_A)), pack(all_tensors(MODEL_B))]
+        statuses = []
+
+        def upload(body):
+            for _ in range(12):
+                statuses.append(self.upload("/reload/upload", body).status)
+
+        clients = [threading.Thread(target=upload, args=(body,)) for body in bodies]
+        for client in clients:
+            client.start()
+        for client in clients:
+            client.join()
+        self.assertEqual(len(statuses), 24)
+        self.assertLessEqual(set(statuses), {200, 409}, statuses)
+        self.assertIn(200, statuses)
+        self.assertEqual(self.upload("/reload/upload", bodies[1]).status, 200)
+
     def test_one_upload_is_a_whole_update(self):
         reply = self.upload("/reload/upload?weight_version=whole", pack(all_tensors(MODEL_B)))
         self.assertEqual(reply.status, 200, reply.text)

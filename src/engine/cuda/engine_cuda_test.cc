@@ -6,6 +6,7 @@
 #include <cmath>
 #include <vector>
 
+#include "checkpoint/checkpoint.h"
 #include "device/cuda/cuda_test_device.h"
 #include "device/devices.h"
 #include "engine/test_support.h"
@@ -127,6 +128,40 @@ TEST(CudaEngine, AWarmReloadEqualsAColdStartAndMovesNothing) {
       EXPECT_TRUE(warm[i].same_tokens(expected[i])) << strategy << ", prompt " << i;
     }
     EXPECT_TRUE(core->verify().value().defects.empty());
+  }
+}
+
+// Page-locked memory, which the device fetches itself, and ordinary memory, which it does not.
+TEST(CudaEngine, AReloadFromMemoryEqualsAColdStart) {
+  HF_GPU_OR_SKIP(gpu);
+  const CensusReport cold = open_on_gpu(test_options(model_b()))->census().value();
+  const auto checkpoint = checkpoint::Checkpoint::open(model_b()).value();
+  for (const bool locked : {true, false}) {
+    SCOPED_TRACE(locked ? "page-locked" : "ordinary");
+    const auto core = open_on_gpu(test_options(model_a()));
+    std::vector<std::vector<std::byte>> copies;
+    std::vector<std::shared_ptr<const void>> locks;
+    std::vector<MemoryTensor> tensors;
+    for (const checkpoint::LocatedTensor& located : checkpoint->tensors()) {
+      const auto bytes = located.file->data(*located.entry);
+      const auto dims = located.entry->shape.dims();
+      copies.emplace_back(bytes.begin(), bytes.end());
+      if (locked) locks.push_back(core->runtime().device().page_lock(copies.back()).value());
+      tensors.push_back(
+          {.info = {.name = located.entry->name,
+                    .dtype = std::string(tensor::safetensors_dtype_name(located.entry->dtype)),
+                    .shape = {dims.begin(), dims.end()}},
+           .bytes = copies.back()});
+    }
+    ASSERT_TRUE(core->begin_reload(tensors, {}).ok());
+    const auto report = core->finish_reload();
+    ASSERT_TRUE(report.ok()) << report.error().to_string();
+    const CensusReport warm = core->census().value();
+    ASSERT_EQ(warm.slots.size(), cold.slots.size());
+    for (std::size_t i = 0; i < warm.slots.size(); ++i) {
+      EXPECT_EQ(warm.slots[i].digest, cold.slots[i].digest) << warm.slots[i].name;
+    }
+    locks.clear();
   }
 }
 
