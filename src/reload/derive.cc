@@ -1,5 +1,6 @@
 #include "reload/derive.h"
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <vector>
@@ -75,6 +76,9 @@ Status run(const DeriveTarget& target, const storage::Derivation& derivation, st
     staged.push_back(derivation.slice_count > 1 ? whole.rows(slice, 1) : whole);
   }
   HF_ASSIGN(const HostViews host, host_views(target, staged_inputs, staged));
+  std::uint64_t buffered = 0;
+  for (const auto& buffer : host.buffers) buffered += buffer.size();
+  target.buffered = std::max(target.buffered, buffered);
   const auto& inputs = host.inputs;
   const auto& outputs = host.outputs;
   if (target.staging.live() && target.staging.direct()) {
@@ -107,6 +111,25 @@ Status run(const DeriveTarget& target, const storage::Derivation& derivation, st
 }
 
 }  // namespace
+
+std::uint64_t derive_buffer_bytes(const storage::Registry& registry,
+                                  const storage::Derivation& derivation) {
+  if (registry.device().host_addressable()) return 0;
+  const auto slot_bytes = [&](storage::SlotId id) { return registry.view(id).bytes(); };
+  std::uint64_t bytes = 0;
+  for (const storage::DeriveInput& input : derivation.inputs) {
+    if (const auto* slot = std::get_if<storage::SlotId>(&input)) {
+      bytes += slot_bytes(*slot);
+      continue;
+    }
+    const auto& spec = registry.parameters()[std::get<storage::ParameterId>(input).index()];
+    if (spec.slot) bytes += tensor::byte_size(spec.dtype, spec.shape).value();
+  }
+  for (const storage::SlotId output : derivation.outputs) {
+    bytes += slot_bytes(output) / static_cast<std::uint64_t>(derivation.slice_count);
+  }
+  return bytes;
+}
 
 bool inputs_fresh(const DeriveTarget& target, const storage::Derivation& derivation) {
   return !stale_input(target, derivation).has_value();

@@ -16,7 +16,13 @@ struct DeriveTarget {
   const storage::Registry& registry;
   Staging& staging;
   device::Stream& stream;
+  std::uint64_t& buffered;  // raised to the most that derive_slice held in buffers of its own
 };
+
+// What derive_slice holds where the host cannot write the target: copies of what lies there of the
+// inputs, and one slice of the outputs. 0 elsewhere.
+std::uint64_t derive_buffer_bytes(const storage::Registry& registry,
+                                  const storage::Derivation& derivation);
 
 // Whether every slot that the derivation reads holds this generation's bytes.
 bool inputs_fresh(const DeriveTarget& target, const storage::Derivation& derivation);

@@ -6,6 +6,7 @@
 #include <atomic>
 
 #include "device/sim/far_device.h"
+#include "reload/derive.h"
 #include "reload/reload_fixture.h"
 #include "reload/verify.h"
 
@@ -191,6 +192,33 @@ TEST(Far, PushedBytesInAnyCutGiveTheSame) {
   ASSERT_TRUE(transaction->commit().ok());
   ASSERT_TRUE(transaction->verify().ok());
   expect_same(far, a);
+}
+
+// Copies of what lies on the device, and outputs on their way there, for each way of staging.
+TEST(Far, TheDeclaredHostPeakBoundsWhatDerivationsHold) {
+  FarEngine far;
+  WideSource source(far.registry, 1);
+  std::uint64_t most = 0;
+  for (const storage::Derivation& derivation : far.registry.derivations()) {
+    most = std::max(most, derive_buffer_bytes(far.registry, derivation));
+  }
+  ASSERT_GT(most, 0u);
+  const auto expect_bounded = [&](const TransactionReport& report) {
+    EXPECT_GE(report.measured_peak_host_bytes, most);
+    EXPECT_LE(report.measured_peak_host_bytes, report.declared_peak_host_bytes);
+  };
+  ASSERT_TRUE(far.reload(source, CommitStrategy::kRemap).ok());
+  expect_bounded(far.transaction->report());
+  const PlanOptions pushed{.strategy = CommitStrategy::kRemap, .pushed = true};
+  auto plan = make_plan(far.registry, {}, source, pushed).value();
+  const auto transaction =
+      Transaction::begin(far.registry, std::move(plan), {.clock = &far.clock, .fault = {}}).value();
+  for (const SourceTensor& spec : source.tensors()) {
+    const Fragment whole{.transaction = transaction->id(), .tensor = spec.name};
+    ASSERT_TRUE(transaction->put(whole, source.tensor(spec.name).bytes, *far.stream).ok());
+  }
+  ASSERT_TRUE(transaction->finish_staging(*far.stream).ok());
+  expect_bounded(transaction->report());
 }
 
 TEST(Far, APromisedDigestIsCheckedInOrder) {

@@ -115,6 +115,7 @@ class FragmentStager {
   std::set<storage::SlotId> used_;  // slots that a derivation has read
   std::vector<std::byte> cast_block_;
   std::uint64_t host_bytes_ = 0;
+  std::uint64_t buffered_ = 0;  // by derivations besides, at most
 };
 
 }  // namespace holdfast::reload

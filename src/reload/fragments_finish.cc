@@ -85,7 +85,7 @@ bool FragmentStager::ready(const Waiting& waiting, std::int64_t slice) const {
 }
 
 Status FragmentStager::run_ready(device::Stream& stream) {
-  const DeriveTarget target{job_.registry, job_.staging, stream};
+  const DeriveTarget target{job_.registry, job_.staging, stream, buffered_};
   for (Waiting& waiting : waiting_) {
     if (!inputs_fresh(target, derivation(waiting))) continue;
     for (const std::int64_t slice : job_.plan.derivations[waiting.step_index].slices) {
@@ -119,7 +119,8 @@ Status FragmentStager::run_slice(Waiting& waiting, std::int64_t slice, device::S
     view.address = waiting.buffers[input][slice].bytes.data();
     inputs.push_back(of.slice_count > 1 ? view.rows(0, 1) : view);
   }
-  HF_TRY(derive_slice({job_.registry, job_.staging, stream}, of, slice, inputs));
+  HF_TRY(derive_slice({job_.registry, job_.staging, stream, buffered_}, of, slice, inputs));
+  job_.log.peak_host_bytes = std::max(job_.log.peak_host_bytes, host_bytes_ + buffered_);
   for (auto& of_input : waiting.buffers) {
     const auto buffered = of_input.find(slice);
     if (buffered == of_input.end()) continue;
@@ -181,7 +182,7 @@ Status FragmentStager::finish(device::Stream& stream) {
   HF_TRY(job_.guard.check("staging"));
   HF_TRY(check_all_came());
   HF_TRY(check_aliases());
-  const DeriveTarget target{job_.registry, job_.staging, stream};
+  const DeriveTarget target{job_.registry, job_.staging, stream, buffered_};
   for (std::size_t i = 0; i < job_.plan.derivations.size(); ++i) {
     const auto waiting = std::find_if(waiting_.begin(), waiting_.end(),
                                       [i](const Waiting& w) { return w.step_index == i; });

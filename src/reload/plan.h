@@ -137,7 +137,8 @@ struct ReloadPlan {
   std::uint64_t preserved_bytes = 0;
   // Declared before, measured after: allocated beyond what is live now.
   std::uint64_t peak_device_bytes = 0;
-  std::uint64_t peak_host_bytes = 0;  // transient inputs of the largest derivation slice
+  // Transient inputs of the largest derivation slice, what it computes with, and chunks.
+  std::uint64_t peak_host_bytes = 0;
   // Instead of peak_host_bytes when the source pushes: all transient inputs and aliases at once,
   // the worst order in which fragments can come.
   std::uint64_t peak_host_bytes_pushed = 0;

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "reload/derive.h"
 #include "reload/plan.h"
 #include "reload/stage_far.h"
 
@@ -133,17 +134,21 @@ Status declare_cost(const storage::Registry& registry, const PlanOptions& option
     ++arenas.count;
   }
   if (registry.device().kind() == device::DeviceKind::kCuda) arenas.rates = kGpuRates;
-  std::uint64_t function_bytes = 0;  // one runs at a time
+  // Of the largest that runs: one does at a time.
+  std::uint64_t function_bytes = 0;
+  std::uint64_t transient_bytes = 0, buffer_bytes = 0;
   for (const DeriveStep& step : plan.derivations) {
-    plan.peak_host_bytes = std::max(plan.peak_host_bytes, transient_buffer_bytes(registry, step));
-    function_bytes = std::max(function_bytes,
-                              registry.derivations()[step.derivation_index].host_bytes);
+    const storage::Derivation& derivation = registry.derivations()[step.derivation_index];
+    transient_bytes = std::max(transient_bytes, transient_buffer_bytes(registry, step));
+    buffer_bytes = std::max(buffer_bytes, derive_buffer_bytes(registry, derivation));
+    function_bytes = std::max(function_bytes, derivation.host_bytes);
   }
+  plan.peak_host_bytes += transient_bytes + buffer_bytes;
   plan.peak_host_bytes += function_bytes;
   // Through which casts go, and in which an alias is compared.
   if (any_cast(plan)) plan.peak_host_bytes += kStageChunkBytes;
   if (any_alias(plan)) plan.peak_host_bytes += kStageChunkBytes;
-  plan.peak_host_bytes_pushed = pushed_bytes(registry, plan) + function_bytes;
+  plan.peak_host_bytes_pushed = pushed_bytes(registry, plan) + buffer_bytes + function_bytes;
   if (options.pushed) plan.peak_host_bytes = plan.peak_host_bytes_pushed;
   // Where the host cannot write the staging, what is cast or digested in order passes through one
   // more chunk. (The ring of the uploads is the device's own, as long as that lives.)

@@ -40,7 +40,7 @@ class Stager {
   const storage::ParameterSpec& parameter(ParameterId id) const {
     return job_.registry.parameters()[id.index()];
   }
-  DeriveTarget target() const { return {job_.registry, job_.staging, job_.stream}; }
+  DeriveTarget target() { return {job_.registry, job_.staging, job_.stream, buffered_}; }
   Status read(const Delivery& delivery, std::uint64_t offset, std::span<std::byte> to);
   Status read_piece(ParameterId id, const SourcePiece& piece, std::uint64_t offset,
                     std::span<std::byte> to);
@@ -55,6 +55,8 @@ class Stager {
   std::vector<std::byte> chunk_;  // for casts and aliases; empty when the plan has none
   // What is on its way where the host cannot write; empty when nothing goes that way.
   std::vector<std::byte> passing_;
+  std::uint64_t own_bytes_ = 0;  // of all of these
+  std::uint64_t buffered_ = 0;   // by derivations besides, at most
   // Of the derivation that runs now.
   std::vector<TransientInput> transient_inputs_;
   std::vector<TensorView> inputs_;
@@ -75,7 +77,8 @@ Stager::Stager(const StageJob& job) : job_(job), arrivals_(job.registry, job.pla
                       std::any_of(job.plan.copies.begin(), job.plan.copies.end(),
                                   [&](const CopyStep& c) { return !is_plain_copy(job.plan, c); });
   if (passes) passing_.resize(kStageChunkBytes);
-  job.log.peak_host_bytes = most + chunk_.size() + passing_.size();
+  own_bytes_ = most + chunk_.size() + passing_.size();
+  job.log.peak_host_bytes = own_bytes_;
 }
 
 // Reads stored bytes [offset, offset + to.size()) of a parameter, at most a chunk, from `piece`,
@@ -218,6 +221,7 @@ Status Stager::derive(std::size_t step_index) {
     }
     job_.log.wrote = true;
     HF_TRY(derive_slice(target(), derivation, slice, inputs_));
+    job_.log.peak_host_bytes = std::max(job_.log.peak_host_bytes, own_bytes_ + buffered_);
   }
   return {};
 }
