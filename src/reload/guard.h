@@ -17,7 +17,7 @@ struct StageGuard {
   const base::Clock* clock = nullptr;
   std::int64_t deadline_ns = 0;  // of the clock; 0 means none
 
-  // `doing`: "staging". Errors: kCancelled, kDeadlineExceeded naming both times.
+  // `doing`: "staging". Errors: kCancelled, kDeadlineExceeded saying by how much.
   Status check(std::string_view doing) const {
     if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) {
       return make_error(ErrorCode::kCancelled, "cancelled while {} {}", doing, source);
@@ -25,8 +25,8 @@ struct StageGuard {
     if (deadline_ns == 0) return {};
     const std::int64_t now_ns = clock->now_ns();
     if (now_ns <= deadline_ns) return {};
-    return make_error(ErrorCode::kDeadlineExceeded,
-                      "{} {} at {} ns, its deadline was {} ns", doing, source, now_ns, deadline_ns);
+    return make_error(ErrorCode::kDeadlineExceeded, "{} {} is {:.3f} ms past its deadline", doing,
+                      source, static_cast<double>(now_ns - deadline_ns) / 1e6);
   }
 };
 

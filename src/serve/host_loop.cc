@@ -387,7 +387,9 @@ Status HostLoop::abort_reload(std::uint64_t id) {
     return make_error(ErrorCode::kFailedPrecondition,
                       "reload {} cannot be aborted: the last one that began is {}", id, status.id);
   }
-  return engine_->abort_reload();
+  Status aborted = engine_->abort_reload();
+  notice_reload();  // whoever is told finds the reload in the snapshot, also one that had failed
+  return aborted;
 }
 
 // --- what others see

@@ -194,6 +194,10 @@ std::optional<ApiError> JsonDocument::parse(std::string_view body, JsonDocument&
     return ApiError{.status = 413,
                     .message = fmt::format("the body of {} bytes is too large", body.size())};
   }
+  if (code == simdjson::NUMBER_ERROR) {
+    return ApiError{.message = "the body is not JSON as it is read here: a number is malformed, or "
+                               "does not fit in 64 bits"};
+  }
   if (code) {
     return ApiError{.message = fmt::format("the body is not JSON: {}",
                                            simdjson::error_message(code))};

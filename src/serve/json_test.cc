@@ -74,6 +74,7 @@ TEST(JsonDocument, WhatIsNotJsonIsSaid) {
   EXPECT_THAT(parse_error("{} {}"), HasSubstr("not JSON"));
   EXPECT_THAT(parse_error("{\"a\":NaN}"), HasSubstr("not JSON"));
   EXPECT_THAT(parse_error("{\"a\":1e999}"), HasSubstr("not JSON"));
+  EXPECT_THAT(parse_error("{\"a\":18446744073709551616}"), HasSubstr("64 bits"));
   EXPECT_THAT(parse_error("{\"a\":\"\xff\"}"), HasSubstr("UTF-8"));
   EXPECT_EQ(parse_error("[1]"), "");
 }

@@ -167,9 +167,7 @@ std::unique_ptr<Upload> upload(const RolloutPtr& rollout, const HttpRequest& req
       reply_update_error(*answer, ended.error());
     }
   };
-  target.fail = [rollout](std::uint64_t id, const std::string& why) {
-    rollout->fail_push(id, why);
-  };
+  target.fail = [rollout](std::uint64_t id) { rollout->fail_push(id); };
   return make_weight_upload(rollout->host(), std::move(target), request, std::move(responder),
                             rollout->context().options.max_upload_bytes);
 }

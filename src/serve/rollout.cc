@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <future>
 #include <utility>
 
 #include "base/error.h"
@@ -243,12 +244,15 @@ void Rollout::on_push_ended(const BracketPtr& bracket, const Result<ReloadReport
   if (finished) finished(report);
 }
 
-void Rollout::fail_push(std::uint64_t reload_id, const std::string&) {
+void Rollout::fail_push(std::uint64_t reload_id) {
   {
     const std::lock_guard lock(mutex_);
     if (bracket_ != nullptr && bracket_->push_id == reload_id) bracket_ = nullptr;
   }
-  context_.host.abort_reload(reload_id, [](const Status&) {});
+  std::promise<void> ended;
+  // That it has ended already is as good.
+  context_.host.abort_reload(reload_id, [&ended](const Status&) { ended.set_value(); });
+  ended.get_future().wait();
 }
 
 void Rollout::finish_update(const std::string& version, DoneReport done) {

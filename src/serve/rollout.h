@@ -66,8 +66,9 @@ class Rollout {
   // A push of its own, for one body that is the whole update.
   void begin_push(std::vector<TensorInfo> tensors, UpdateOptions options,
                   std::function<void(Result<std::uint64_t>)> begun, DoneReport done);
-  // The bracket's bytes are not what they should be, or their sender is gone: drops it.
-  void fail_push(std::uint64_t reload_id, const std::string& why);
+  // The bracket's bytes are not what they should be, or their sender is gone: drops it,
+  // and blocks until its reload has ended and is on record. Not on the engine thread.
+  void fail_push(std::uint64_t reload_id);
   // Commits what the bracket has. `version` replaces the one of the start, where it is not empty.
   void finish_update(const std::string& version, DoneReport done);
   void abort_update(Done done);

@@ -135,8 +135,10 @@ Status set_serve_option(ServeOptions& options, const ServeOption& option, Option
     *text = without_vllm_suffix(option, std::move(*text));
     const auto& choices = option.choices;
     if (!choices.empty() && std::find(choices.begin(), choices.end(), *text) == choices.end()) {
-      return make_error(ErrorCode::kInvalidArgument, "{} is \"{}\", expected one of {}", where,
-                        *text, fmt::join(choices, ", "));
+      const bool may_lack = choices.front().empty();
+      return make_error(ErrorCode::kInvalidArgument, "{} is \"{}\", expected one of {}{}", where,
+                        *text, fmt::join(choices.begin() + (may_lack ? 1 : 0), choices.end(), ", "),
+                        may_lack ? ", or nothing" : "");
     }
   }
   option.set(options, std::move(value));

@@ -113,6 +113,8 @@ TEST_F(ServeOptionsTest, AFileErrorNamesLineKeyAndValue) {
   EXPECT_THAT(read_error("model-roots = [1]\n"), HasSubstr("the list holds what is no text"));
   EXPECT_THAT(read_error("log-format = \"xml\"\n"),
               HasSubstr("log-format is \"xml\", expected one of text, json"));
+  EXPECT_THAT(read_error("quantize-experts = \"int3\"\n"),
+              AllOf(HasSubstr("expected one of mxfp4, "), HasSubstr(", int4, or nothing")));
   const std::string broken = read_error("port = 1\nhost = \n");
   EXPECT_THAT(broken, HasSubstr(path_ + ":2:"));
   EXPECT_EQ(read_config_file(path_ + ".none", options_).error().code(), ErrorCode::kNotFound);

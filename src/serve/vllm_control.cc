@@ -193,9 +193,7 @@ std::unique_ptr<Upload> upload_weights(const RolloutPtr& rollout, const HttpRequ
   target.complete = [](std::uint64_t, const ResponderPtr& answer) {
     reply_message(*answer, "Weights updated");
   };
-  target.fail = [rollout](std::uint64_t id, const std::string& why) {
-    rollout->fail_push(id, why);
-  };
+  target.fail = [rollout](std::uint64_t id) { rollout->fail_push(id); };
   return make_weight_upload(rollout->host(), std::move(target), request, std::move(responder),
                             rollout->context().options.max_upload_bytes);
 }

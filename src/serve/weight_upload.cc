@@ -45,7 +45,7 @@ class WeightUpload final : public Upload {
   }
 
   void gone() override {
-    if (reload_) target_.fail(*reload_, "the client went away in the middle of its upload");
+    if (reload_) target_.fail(*reload_);
   }
 
  private:
@@ -80,7 +80,7 @@ class WeightUpload final : public Upload {
   }
 
   void end_badly(const Error& error) {
-    if (reload_) target_.fail(*reload_, error.to_string());
+    if (reload_) target_.fail(*reload_);
     ApiError answer = update_error(error);
     if (error.code() == ErrorCode::kResourceExhausted) answer.status = 413;
     if (error.code() == ErrorCode::kNotFound) answer.status = 409;

@@ -24,8 +24,9 @@ struct UploadTarget {
   std::function<Result<std::uint64_t>(const std::vector<TensorInfo>&)> open;
   // All bytes have come and are as promised; it answers.
   std::function<void(std::uint64_t reload_id, ResponderPtr responder)> complete;
-  // They are not, or the client is gone: the reload must not go on.
-  std::function<void(std::uint64_t reload_id, const std::string& why)> fail;
+  // They are not, or the client is gone: the reload must not go on. Blocks until it has ended and
+  // is on record.
+  std::function<void(std::uint64_t reload_id)> fail;
 };
 
 // Waits for what `start` gives to its callback on another thread. On the upload pool only.

@@ -23,7 +23,7 @@ REFUSED = [
     ("truncated", "remap", ["safetensors", "cut while it was open"]),
     ("replaced", "remap", ["safetensors", "replaced or changed since it was opened"]),
     ("cancelled", "remap", ["cancelled while staging"]),
-    ("deadline", "remap", ["deadline_exceeded", "its deadline was"]),
+    ("deadline", "remap", ["deadline_exceeded", "past its deadline"]),
 ]
 # Nothing is left to put back.
 POISONED = [

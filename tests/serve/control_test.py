@@ -170,6 +170,17 @@ class Updates(Control):
         self.assertIn(200, statuses)
         self.assertEqual(self.upload("/reload/upload", bodies[1]).status, 200)
 
+    # Whoever is told finds the record.
+    def test_an_upload_that_is_refused_is_on_record_when_it_is_answered(self):
+        tensors = all_tensors(MODEL_B)
+        data = pack(tensors)
+        dtype, shape, values = tensors["model.norm.weight"]
+        wrong = pack({**tensors, "model.norm.weight": (dtype, shape, b"\xff" * len(values))})
+        for body in [data[:-9], wrong] * 15:
+            before = self.read("/status.json")["counters"]["roll_backs"]
+            self.assertEqual(self.upload("/reload/upload", body).status, 409)
+            self.assertEqual(self.read("/status.json")["counters"]["roll_backs"], before + 1)
+
     def test_one_upload_is_a_whole_update(self):
         reply = self.upload("/reload/upload?weight_version=whole", pack(all_tensors(MODEL_B)))
         self.assertEqual(reply.status, 200, reply.text)
