@@ -324,10 +324,10 @@ std::vector<BadCheckpoint> bad_tensors() {
       {"wrong dtype",
        [drop](SmallCheckpoint& small) {
          drop(small, "model.norm.weight");
-         small.add({"model.norm.weight", DType::kF16, {64}});
+         small.add({"model.norm.weight", DType::kU8, {64}});
        },
        no_damage, ErrorCode::kMismatch,
-       {"tensor model.norm.weight in ", ": dtype f16, expected bf16"}},
+       {"tensor model.norm.weight in ", ": dtype u8, expected bf16, f16 or f32"}},
       {"plain experts under an mxfp4 config",
        [drop](SmallCheckpoint& small) {
          drop(small, "model.layers.0.mlp.experts.down_proj_blocks");

@@ -389,8 +389,8 @@ TEST(ConstantsReload, AFailedVerificationTakesConstantsConfigAndLabelBack) {
 
 // ------------------------------------------------------------------------------ casts, digests
 
-std::string with_wide(const std::string& name) {
-  return changed_copy(model_b(), "wide-" + name, [&](Tensor& tensor) {
+std::string with_wide(const std::string& model, const std::string& name) {
+  return changed_copy(model, "wide-" + name, [&](Tensor& tensor) {
     if (tensor.written.name != name) return;
     std::vector<float> values(tensor.bytes.size() / 2);
     tensor::decode_to_f32(tensor::DType::kBF16, tensor.bytes.data(), std::ssize(values),
@@ -401,22 +401,32 @@ std::string with_wide(const std::string& name) {
   });
 }
 
-TEST(CastReload, AnExpertsTensorIsCastIfDeclaredAndWhatIsNotQuantisedAtOnceAndBothAreStated) {
-  const std::string bias = "model.layers.1.mlp.experts.down_proj_bias";
+void expect_cast(EngineCore& core, const std::string& name, const std::string& directory,
+                 const ReloadOptions& options) {
+  const auto cast = reload(core, directory, options);
+  ASSERT_TRUE(cast.ok()) << cast.error().to_string();
+  EXPECT_EQ(std::count(cast->warnings.begin(), cast->warnings.end(),
+                       name + " is cast from f32 to bf16 (narrowing)"), 1);
+}
+
+TEST(CastReload, WhatIsNotQuantisedIsCastAtOnceTheExpertsBiasesToo) {
   const auto core = open_core(test_options(model_a()));
-  for (const std::string& name : {bias, std::string("model.norm.weight")}) {
-    const std::string wide = with_wide(name);
-    ReloadOptions options;
-    if (name == bias) {
-      expect_error(reload(*core, wide), ErrorCode::kMismatch, bias);
-      options.casts = {{name, "f32", "bf16"}};
-    }
-    const auto cast = reload(*core, wide, options);
-    ASSERT_TRUE(cast.ok()) << cast.error().to_string();
-    EXPECT_EQ(std::count(cast->warnings.begin(), cast->warnings.end(),
-                         name + " is cast from f32 to bf16 (narrowing)"), 1);
+  for (const std::string name :
+       {"model.norm.weight", "model.layers.1.mlp.experts.down_proj_bias"}) {
+    expect_cast(*core, name, with_wide(model_b(), name), {});
     EXPECT_EQ(digests(*core), digests(*open_core(test_options(model_b()))));
   }
+}
+
+TEST(CastReload, AnExpertsMatrixIsCastIfDeclared) {
+  const std::string name = "model.layers.1.mlp.experts.down_proj";
+  const auto core = open_core(test_options(model_a_bf16()));
+  const auto before = digests(*core);
+  const std::string wide = with_wide(model_a_bf16(), name);
+  expect_error(reload(*core, wide), ErrorCode::kMismatch, name);
+  EXPECT_EQ(digests(*core), before);
+  expect_cast(*core, name, wide, {.casts = {{name, "f32", "bf16"}}});
+  EXPECT_EQ(digests(*core), before);
 }
 
 // The digests of every tensor of a checkpoint, as a trainer would write them; that of `spoiled` is

@@ -47,7 +47,7 @@ void FaultySource::forge_manifest() {
       inner_index_.push_back(chosen);
       return;
     case FaultKind::kWrongDtype:
-      tensor.dtype = tensor.dtype == DType::kBF16 ? DType::kF16 : DType::kBF16;
+      tensor.dtype = tensor.dtype == DType::kU8 ? DType::kBF16 : DType::kU8;
       return;
     case FaultKind::kWrongShape: tensor.shape = tensor::Shape{tensor.shape[0] + 1}; return;
     case FaultKind::kWrongConfig:
