@@ -388,7 +388,8 @@ Status check_company(const CLI::App& command, const CommandLine& line) {
     bool ignored;
     const char* reason;
   } rules[] = {
-      {"--quantize-group", line.model.quantize_experts != "int4",
+      // Of `serve` its own options decide, which come from a file, too.
+      {"--quantize-group", line.command != "serve" && line.model.quantize_experts != "int4",
        "is for --quantize-experts int4"},
       {"--skip-special", tokenizes && !line.decode, "is for --decode"},
       {"--plain-text", tokenizes && line.decode, "is for texts, and --decode reads ids"},

@@ -117,6 +117,17 @@ void add_value(CLI::App& app, const serve::ServeOption& option, ServeFlags& flag
   added->type_name(std::holds_alternative<std::int64_t>(now) ? "INT" : "TEXT");
 }
 
+// A flag that would say nothing beside the others is an error, not ignored; the same in a file is
+// what --print-config wrote.
+Status check_company(const ServeFlags& flags, const serve::ServeOptions& options) {
+  for (const auto& [flag, text] : flags.given) {
+    if (flag != "--quantize-group" || options.engine.quantize_experts == "int4") continue;
+    return Error(ErrorCode::kInvalidArgument,
+                 "serve: --quantize-group is for --quantize-experts int4");
+  }
+  return {};
+}
+
 Result<serve::ServeOptions> resolve_options(const ServeFlags& flags) {
   serve::ServeOptions options;
   const char* const named = std::getenv("HOLDFAST_CONFIG");
@@ -127,6 +138,7 @@ Result<serve::ServeOptions> resolve_options(const ServeFlags& flags) {
     const serve::ServeOption* const option = serve::find_serve_option(flag.substr(2));
     HF_TRY(serve::set_serve_option(options, *option, text, flag));
   }
+  HF_TRY(check_company(flags, options));
   HF_TRY(serve::check_serve_options(options));
   return options;
 }

@@ -41,6 +41,8 @@ WRONG_FLAGS = [
      ["gremlins", "rebind-constants"]),
     (["frobnicate"], ["frobnicate"]),
     # Flags that say nothing beside the others.
+    (["serve", MODEL_A, "--quantize-group", "128", "--print-config"],
+     ["--quantize-group is for --quantize-experts int4"]),
     (["generate", "--model", MODEL_A, "--prompt", "x", "--quantize-group", "128"],
      ["--quantize-group is for --quantize-experts int4"]),
     (["drill", "--from", MODEL_A, "--to", MODEL_A, "--quantize-experts", "mxfp4",

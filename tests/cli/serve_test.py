@@ -196,6 +196,17 @@ class Options(harness.TestCase):
                      "io-threads = 1"):
             self.assertIn(f"\n{line}\n", done.out)
 
+    def test_a_group_is_for_int4_wherever_that_is_asked_for(self):
+        file = self.write("int4.toml", "quantize-experts = 'int4'\n")
+        for given in (("--quantize-experts", "int4"), ("--config", file)):
+            done = self.print_config(MODEL_A, "--quantize-group", 64, *given)
+            self.check_done(done)
+            self.assertIn("\nquantize-group = 64\n", done.out)
+        done = self.print_config(MODEL_A, "--quantize-group", 128)
+        self.check_fails(done, 2, "--quantize-group is for --quantize-experts int4")
+        self.check_done(self.print_config("--config", self.write(
+            "printed.toml", self.print_config(MODEL_A).out)))
+
     def test_flags_of_vllms_run_or_say_what_to_do_instead(self):
         self.check_done(self.print_config(MODEL_A, "--tensor-parallel-size", 1,
                                           "--enable-chunked-prefill", "--dtype", "auto"))
