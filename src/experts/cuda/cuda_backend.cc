@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "experts/backends.h"
 #include "experts/cuda/moe_kernels.h"
+#include "experts/cuda/moe_one_row.h"
 #include "experts/cuda/scheme_layer.h"
 #include "experts/expert_parameters.h"
 #include "experts/layer_slots.h"
@@ -52,6 +53,7 @@ class CudaLayer final : public ExpertsLayer {
     HF_TRY(cuda::gate_up(context.stream, shape, args, {views(slots_.gate_up), swiglu},
                          workspace));
     HF_TRY(cuda::down(context.stream, shape, args, views(slots_.down), workspace));
+    if (cuda::down_combines(shape)) return {};
     return cuda::combine(context.stream, shape, args, workspace);
   }
 

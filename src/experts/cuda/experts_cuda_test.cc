@@ -2,7 +2,9 @@
 // expert; and the bits of a row alone and among others.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <vector>
 
 #include "experts/cuda/gpu_layer.h"
@@ -41,6 +43,26 @@ TEST(CudaExperts, AgreeWithTheReferenceAndDoNotSeeOtherRows) {
   check(gpu, {2, 2, 64, 64, 150}, 4);
   check(gpu, {40, 3, 128, 160, 33}, 5);
   check(gpu, {4, 4, 2880, 2880, 3}, 6);
+  check(gpu, {8, 8, 3072, 3008, 2}, 7);
+  check(gpu, {12, 9, 64, 64, 2}, 8);
+}
+
+TEST(CudaExperts, OneRowLeavesOutWhatNoExpertIsNamedFor) {
+  HF_GPU_OR_SKIP(gpu);
+  for (const ExpertsShape& shape : {ExpertsShape{6, 4, 2880, 352, 1}, {6, 4, 3200, 64, 1}}) {
+    const Tensors tensors = make_mxfp4_tensors(shape, 31);
+    TestLayer cpu(ExpertsBackendKind::kReference, config::ExpertScheme::kMxfp4, shape);
+    cpu.load(tensors);
+    GpuLayer layer(gpu, kFormat, shape);
+    layer.load(tensors);
+    for (const std::vector<std::int32_t>& ids :
+         {std::vector<std::int32_t>{-1, 4, 6, 2}, {5, INT32_MIN, 0, 1}, {-1, 6, -7, INT32_MAX}}) {
+      cpu.randomize_rows(32);
+      std::ranges::copy(ids, cpu.ids().begin());
+      cpu.forward(0, 1).value();
+      EXPECT_LT(worst(layer.forward(cpu, 0, 1), cpu.out()), 1e-4) << ids[0];
+    }
+  }
 }
 
 TEST(CudaExperts, EveryScaleDecodesExactly) {

@@ -6,7 +6,8 @@
 // How a product is shared out, and its one order of additions: ops/cuda/matrix.cuh. A lane reads a
 // whole block of 32 codes (16 bytes) of its two rows and decodes them to bf16 exactly (a code times
 // a power of two). Codes are read once for up to 64 pairs of an expert. Only experts that have
-// pairs get blocks that work; the grid is as large as the most there can be.
+// pairs get blocks that work; the grid is as large as the most there can be. One row has kernels of
+// its own (one_row_experts.cuh), which leave nothing to combine.
 #include <cuda_bf16.h>
 
 #include <algorithm>
@@ -14,6 +15,8 @@
 #include "device/cuda/cuda_stream.h"
 #include "device/cuda/launch.cuh"
 #include "experts/cuda/moe_kernels.h"
+#include "experts/cuda/moe_one_row.h"
+#include "experts/cuda/one_row_experts.cuh"
 #include "experts/cuda/walk_pairs.cuh"
 #include "ops/cuda/few_rows.cuh"
 #include "ops/cuda/tile_rows.cuh"
@@ -156,17 +159,25 @@ struct Mxfp4Matrix {
     const int high_block = min(low + 8, rows - 1) * blocks + q;
     return {codes + low_block, scales + low_block, high_block - low_block};
   }
+  __device__ static Unit nothing() {
+    return {make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0), 127u, 127u};
+  }
+  __device__ bool has(int unit) const { return unit < units; }
+  __device__ static Lines from(const Lines& lines, int unit) {
+    return {lines.low + unit * 4, lines.low_scale + unit * 4, lines.to_high};
+  }
+  // So that what is made of them once is not made again for each unit.
+  __device__ static void keep(Lines& lines) {
+    asm volatile("" : "+l"(lines.low), "+l"(lines.low_scale), "+r"(lines.to_high));
+  }
+  __device__ static Unit at(const Lines& lines, int unit) {
+    const uint4* low = lines.low + unit * 4;
+    const std::uint8_t* low_scale = lines.low_scale + unit * 4;
+    return {__ldg(low), __ldg(low + lines.to_high), __ldg(low_scale),
+            __ldg(low_scale + lines.to_high)};
+  }
   __device__ Unit load(const Lines& lines, int unit, bool valid) const {
-    Unit loaded = {make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0), 127u, 127u};
-    if (valid && unit < units) {
-      const uint4* low = lines.low + unit * 4;
-      const std::uint8_t* low_scale = lines.low_scale + unit * 4;
-      loaded.low = __ldg(low);
-      loaded.high = __ldg(low + lines.to_high);
-      loaded.low_scale = __ldg(low_scale);
-      loaded.high_scale = __ldg(low_scale + lines.to_high);
-    }
-    return loaded;
+    return valid && has(unit) ? at(lines, unit) : nothing();
   }
   // What all words of a unit share.
   struct Factors {
@@ -177,8 +188,9 @@ struct Mxfp4Matrix {
     return {first_factor(unit.low_scale), first_factor(unit.high_scale),
             __any_sync(0xFFFFFFFFu, max(unit.low_scale, unit.high_scale) > 128) != 0};
   }
-  __device__ static void fragment(const Unit& unit, const Factors& factors,
-                                  std::uint32_t (&a)[2][4]) {
+  __device__ static bool is_plain(const Factors& factors) { return !factors.large; }
+  __device__ static void plain_fragment(const Unit& unit, const Factors& factors,
+                                        std::uint32_t (&a)[2][4]) {
     const std::uint32_t low = unit.low.x;
     const std::uint32_t high = unit.high.x;
     a[0][0] = multiply_pairs(place<false>(low), factors.low);
@@ -189,6 +201,10 @@ struct Mxfp4Matrix {
     a[1][1] = multiply_pairs(place<false>(high >> 8), factors.high);
     a[1][2] = multiply_pairs(place<true>(low >> 8), factors.low);
     a[1][3] = multiply_pairs(place<true>(high >> 8), factors.high);
+  }
+  __device__ static void fragment(const Unit& unit, const Factors& factors,
+                                  std::uint32_t (&a)[2][4]) {
+    plain_fragment(unit, factors, a);
     if (!factors.large) return;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -379,6 +395,18 @@ __global__ void __launch_bounds__(kThreads, kBlocks) tile_kernel(Kernel k) {
   }
 }
 
+// One row.
+__global__ void __launch_bounds__(kThreads, 3) one_gate_up_kernel(GateUpKernel k) {
+  one_row_gate_up<Mxfp4Matrix, GateUpFinish>(k, shared_bytes());
+}
+struct OneDownKernel {
+  MatrixKernel matrix;
+  OneDown down;
+};
+__global__ void __launch_bounds__(kThreads, 3) one_down_kernel(OneDownKernel k) {
+  one_row_down<Mxfp4Matrix>(k, shared_bytes());
+}
+
 // ------------------------------------------------------------------------------ combine
 
 struct CombineKernel {
@@ -494,6 +522,33 @@ Status launch_matrix(device::Stream& stream, const char* name, const MoeShape& s
   return run.template operator()<1, 4, 2>();
 }
 
+// All blocks of one row's experts are to run at once.
+std::int64_t one_row_tiles(const MoeShape& shape, std::int64_t rows) {
+  const std::int64_t tiles = (rows + 15) / 16;
+  return (tiles * shape.experts_per_token + kBlocksAtOnce - 1) / kBlocksAtOnce;
+}
+// Whether one_gate_up_kernel and one_down_kernel are for this shape.
+bool is_one_row(const MoeShape& shape) {
+  if (shape.n != 1 || shape.experts_per_token > kOneSlots) return false;
+  const auto is_narrow = [](std::int64_t columns) {
+    return is_one_row_wide(columns) && stages_of(columns) <= kSegments * kOneUnits;
+  };
+  return is_narrow(shape.hidden) && is_narrow(shape.intermediate) &&
+         one_row_tiles(shape, 2 * shape.intermediate) <= kOneTiles &&
+         one_row_tiles(shape, shape.hidden) <= kOneTiles;
+}
+
+LaunchShape one_row_launch(MatrixKernel& matrix, const MoeShape& shape) {
+  const std::int64_t tiles = (matrix.rows + 15) / 16;
+  matrix.tiles_of_block = one_row_tiles(shape, matrix.rows);
+  return {.grid = dim3(static_cast<unsigned>((tiles + matrix.tiles_of_block - 1) /
+                                             matrix.tiles_of_block)),
+          .block = dim3(kThreads),
+          .shared_bytes = static_cast<std::size_t>(stages_of(matrix.blocks * 32) *
+                                                   Mxfp4Order::kStageBytes),
+          .overlaps = true};
+}
+
 }  // namespace
 
 Status group(device::Stream& stream, const MoeShape& shape, const ExpertsArgs& args,
@@ -521,14 +576,20 @@ Status gate_up(device::Stream& stream, const MoeShape& shape, const ExpertsArgs&
                             swiglu.alpha.as<const float>(), swiglu.beta.as<const float>(),
                             swiglu.limit.as<const float>(), workspace.activation.as<float>()};
   kernel.matrix.pairs_per_row = shape.experts_per_token;
-  return launch_matrix<GateUpKernel, GateUpFinish>(
-      stream, "experts.gate_up", shape, kernel,
-      {reads("gate_up_codes", matrix.codes), reads("gate_up_scales", matrix.scales),
-       reads("gate_up_bias", matrix.bias), reads("x", args.x), reads("work", routing.work),
-       reads("group_pairs", routing.group_pairs), reads("ids", routing.ids),
-       reads("swiglu_alpha", swiglu.alpha),
-       reads("swiglu_beta", swiglu.beta), reads("swiglu_limit", swiglu.limit),
-       writes("activation", workspace.activation)});
+  const std::initializer_list<device::Operand> operands = {
+      reads("gate_up_codes", matrix.codes),  reads("gate_up_scales", matrix.scales),
+      reads("gate_up_bias", matrix.bias),    reads("x", args.x),
+      reads("work", routing.work),           reads("group_pairs", routing.group_pairs),
+      reads("ids", routing.ids),             reads("swiglu_alpha", swiglu.alpha),
+      reads("swiglu_beta", swiglu.beta),     reads("swiglu_limit", swiglu.limit),
+      writes("activation", workspace.activation)};
+  if (is_one_row(shape)) {
+    LaunchShape launch = one_row_launch(kernel.matrix, shape);
+    launch.grid.y = static_cast<unsigned>(shape.experts_per_token);
+    return launch_cuda(stream, {"experts.gate_up", launch}, one_gate_up_kernel, kernel, operands);
+  }
+  return launch_matrix<GateUpKernel, GateUpFinish>(stream, "experts.gate_up", shape, kernel,
+                                                   operands);
 }
 
 Status down(device::Stream& stream, const MoeShape& shape, const ExpertsArgs& args,
@@ -536,6 +597,23 @@ Status down(device::Stream& stream, const MoeShape& shape, const ExpertsArgs& ar
   const Routing routing = routing_of(shape, args, workspace);
   const DownKernel kernel{matrix_kernel(matrix, shape, workspace.activation, routing),
                           workspace.down_out.as<float>()};
+  if (is_one_row(shape)) {
+    OneDownKernel one{.matrix = kernel.matrix,
+                      .down = {.weights = args.weights.as<const float>(),
+                               .residual = args.residual.as<const float>(),
+                               .active_rows = args.active_rows.as<const std::int32_t>(),
+                               .out = args.out.as<float>(),
+                               .slots = shape.experts_per_token}};
+    LaunchShape launch = one_row_launch(one.matrix, shape);
+    launch.cluster = static_cast<unsigned>(shape.experts_per_token);
+    launch.grid.x *= launch.cluster;
+    return launch_cuda(stream, {"experts.down", launch}, one_down_kernel, one,
+                       {reads("down_codes", matrix.codes), reads("down_scales", matrix.scales),
+                        reads("down_bias", matrix.bias), reads("activation", workspace.activation),
+                        reads("ids", args.ids), reads("weights", args.weights),
+                        reads("residual", args.residual), reads("active_rows", args.active_rows),
+                        writes("out", args.out)});
+  }
   return launch_matrix<DownKernel, DownFinish>(
       stream, "experts.down", shape, kernel,
       {reads("down_codes", matrix.codes), reads("down_scales", matrix.scales),
@@ -544,6 +622,8 @@ Status down(device::Stream& stream, const MoeShape& shape, const ExpertsArgs& ar
        reads("ids", routing.ids),
        writes("down_out", workspace.down_out)});
 }
+
+bool down_combines(const MoeShape& shape) { return is_one_row(shape); }
 
 Status combine(device::Stream& stream, const MoeShape& shape, const ExpertsArgs& args,
                const Workspace& workspace) {

@@ -188,23 +188,39 @@ __device__ std::int32_t find(const ChooseKernel& a, std::int64_t row, float larg
   return found;
 }
 
-// The chunk in which a draw ends, and the row's sum; by one thread.
+// The chunk in which a draw ends, and the row's sum; by one warp, whose lanes bring the chunks'
+// sums 32 at a time, so that adding them in order waits for no memory. For all of its lanes.
 __device__ Search find_chunk(const ChooseKernel& a, std::int64_t row, double& total) {
   const Part* parts = a.parts + row * a.chunks;
+  const int lane = threadIdx.x % 32;
+  const auto each = [&](const auto& visit) {
+    for (std::int64_t first = 0; first < a.chunks; first += 32) {
+      const std::int64_t mine = first + lane;
+      const bool there = mine < a.chunks;
+      const double of_total = there ? parts[mine].total : 0.0;
+      const double of_scaled = there ? parts[mine].scaled : 0.0;
+      const int count = static_cast<int>(min(a.chunks - first, std::int64_t{32}));
+      for (int c = 0; c < count; ++c) {
+        visit(first + c, __shfl_sync(0xFFFFFFFFu, of_total, c),
+              __shfl_sync(0xFFFFFFFFu, of_scaled, c));
+      }
+    }
+  };
   double scaled = 0.0;
   total = 0.0;
-#pragma unroll 8
-  for (std::int64_t c = 0; c < a.chunks; ++c) {
-    total = exact_sum(total, parts[c].total);
-    scaled = exact_sum(scaled, parts[c].scaled);
-  }
+  each([&](std::int64_t, double of_total, double of_scaled) {
+    total = exact_sum(total, of_total);
+    scaled = exact_sum(scaled, of_scaled);
+  });
   Search search{.chunk = 0, .reached = 0.0, .target = exact_product(a.draws[row], scaled)};
-  while (search.chunk + 1 < a.chunks) {
-    const double next = exact_sum(search.reached, parts[search.chunk].scaled);
-    if (next > search.target) break;
+  bool found = false;
+  each([&](std::int64_t chunk, double, double of_scaled) {
+    const double next = exact_sum(search.reached, of_scaled);
+    found = found || chunk + 1 == a.chunks || next > search.target;
+    if (found) return;
     search.reached = next;
-    ++search.chunk;
-  }
+    search.chunk = chunk + 1;
+  });
   return search;
 }
 
@@ -219,8 +235,13 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(ChooseKernel a) {
   if (threadIdx.x < 32) {
     const Part found = row_best(a, row);
     if (threadIdx.x == 0) best = found;
-  } else if (threadIdx.x == 32) {
-    search = find_chunk(a, row, total);
+  } else if (threadIdx.x < 64) {
+    double sum = 0.0;
+    const Search found = find_chunk(a, row, sum);
+    if (threadIdx.x == 32) {
+      search = found;
+      total = sum;
+    }
   }
   __syncthreads();
   const bool is_broken = best.broken != kNone;

@@ -9,6 +9,7 @@
 #include "device/cuda/launch.cuh"
 #include "ops/cuda/launchers.h"
 #include "ops/cuda/few_rows.cuh"
+#include "ops/cuda/one_row.cuh"
 #include "ops/cuda/tile_rows.cuh"
 #include "ops/cuda/tile_store.cuh"
 
@@ -110,6 +111,17 @@ struct Bf16Matrix {
       loaded.high = __ldg(lines.high + unit * 4);
     }
     return loaded;
+  }
+  // The same into shared memory, on its way: cp.async.wait_all.
+  __device__ void copy(const Lines& lines, int unit, uint4* low, uint4* high) const {
+    const bool has = unit < units;
+    copy_word(lines.low + (has ? unit * 4 : 0), has, low);
+    copy_word(lines.high + (has ? unit * 4 : 0), has, high);
+  }
+  __device__ static void copy_word(const uint4* from, bool has, uint4* to) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(
+                     static_cast<unsigned>(__cvta_generic_to_shared(to))),
+                 "l"(from), "r"(has ? 16 : 0));
   }
   struct Factors {};
   __device__ static Factors factors(const Unit&) { return {}; }
@@ -327,6 +339,54 @@ __global__ void __launch_bounds__(kThreads, 3) few_linear_kernel(Product p) {
                           Finish<kRope>{p, matrix, 0, active});
 }
 
+// One row, and a tile for each block. All that is not of this step's making is asked for before the
+// kernels before this one have ended, and what the host wrote for the step is read.
+constexpr int kOneHeld = 8;
+
+template <bool kRope>
+__global__ void __launch_bounds__(kThreads, 2) one_linear_kernel(Product p) {
+  __shared__ OneRowSums<1> sums;
+  const Bf16Matrix matrix(p);
+  const auto tile = static_cast<int>(blockIdx.x);
+  const int stages = matrix.stages();
+  std::byte* const x = shared_bytes();
+  SegmentOfTile<Bf16Matrix, kOneHeld> segment(matrix, tile, x + stages * PlainOrder::kStageBytes);
+  if (p.norm != nullptr && threadIdx.x == 32) {
+    prefetch(p.norm, static_cast<unsigned>(p.inputs) * (p.norm_is_f32 != 0 ? 4 : 2));
+  }
+  const std::int64_t active = active_rows(p);
+  const Finish<kRope> finish{p, matrix, 0, active};
+  typename Finish<kRope>::Row row;
+  typename Finish<kRope>::Column column;
+  typename Finish<kRope>::Extra extra;
+  if (threadIdx.x < 32) {
+    row = finish.row(tile, static_cast<int>(threadIdx.x) % 16);
+    column = finish.column(0);
+    if constexpr (kRope) extra = finish.extra(row, column);
+  }
+  wait_for_inputs();
+  if (active > 0) {
+    if constexpr (!kRope) {
+      if (threadIdx.x < 32) extra = finish.extra(row, column);
+    }
+    if (p.norm != nullptr) {
+      bring_row<kRowChunks>(p, stages, x);
+    } else {
+      HeldRow held;
+      held.load(p.x, p.inputs);
+      held.store<PlainOrder>(stages, x);
+      __syncthreads();
+    }
+    segment.run(x, sums);
+  }
+  asm volatile("cp.async.wait_all;\n" ::: "memory");
+  __syncthreads();
+  if (active == 0 || threadIdx.x >= 32) return;
+  const float sum = sums.total(0, static_cast<int>(threadIdx.x) % 16);
+  const float other = kRope ? __shfl_xor_sync(0xFFFFFFFFu, sum, 8) : 0.0f;
+  if (threadIdx.x < 16) finish.store(row, column, extra, sum, other);
+}
+
 // ------------------------------------------------------------------------------ more rows
 
 // Units on their way: as many as leave registers for the sums.
@@ -437,6 +497,21 @@ Status launch_few(device::Stream& stream, const char* name, Product p, const Ope
                      few_linear_kernel<kRope>, p, operands);
 }
 
+template <bool kRope>
+Status launch_one(device::Stream& stream, const char* name, const Product& p,
+                  const Operands& operands) {
+  const int stages = stages_of(p.inputs);
+  return launch_cuda(
+      stream,
+      {name,
+       {.grid = dim3(blocks(p.outputs, 16)),
+        .block = dim3(kThreads),
+        .shared_bytes = static_cast<std::size_t>(stages) * PlainOrder::kStageBytes +
+                        SegmentOfTile<Bf16Matrix, kOneHeld>::rest_bytes(stages),
+        .overlaps = true}},
+      one_linear_kernel<kRope>, p, operands);
+}
+
 template <bool kRope, int kGroups>
 Status launch_cluster(device::Stream& stream, const char* name, const Product& p,
                       const Operands& operands) {
@@ -471,6 +546,9 @@ Status launch_tiles(device::Stream& stream, const char* name, const Product& p,
 template <bool kRope>
 Status launch(device::Stream& stream, const char* name, const Product& p,
               const Operands& operands) {
+  if (p.rows == 1 && p.outputs < kManyOutputs && is_one_row_wide(p.inputs)) {
+    return launch_one<kRope>(stream, name, p, operands);
+  }
   const bool shares = p.norm == nullptr && p.outputs < kManyOutputs;
   if (p.rows <= kFewRows && !shares) return launch_few<kRope>(stream, name, p, operands);
   if (p.rows <= kClusterRows && shares) {

@@ -5,8 +5,9 @@
 // accumulator takes the mma in the order of the columns, of each 8 columns of a lane first the
 // upper then the lower halves of x; the segments' sums are then added in order, from 0.
 //
-// Three ways to share that work out, by the number of rows of x:
+// Four ways to share that work out, by the number of rows of x:
 //   few_rows      up to 8: a warp for each segment, all of x in shared memory
+//   one_row       the same for one, where nothing else hides a load
 //   tile_rows     many: a warp for each 16 (or 32) rows of the matrix, one segment after the other,
 //                 four warps together (wgmma.cuh)
 //   cluster_rows  between: as tile_rows, with a block for each segment and sums through the

@@ -111,6 +111,23 @@ TEST(CudaOps, LinearAgreesWithTheReferenceAtEveryTileBorder) {
   check_linear(gpu, {5, 4, 96, 32, true, false, true}, seed++);
 }
 
+// With tiles that blocks take one after the other, widths of every kind, and more than one row of x
+// can be held at once.
+TEST(CudaOps, OneRowOfLinearAgreesWithTheReference) {
+  HF_GPU_OR_SKIP(gpu);
+  std::uint64_t seed = 50;
+  check_linear(gpu, {1, 1, 8, 3, true, true, false}, seed++);
+  check_linear(gpu, {1, 1, 40, 100, false, true, false}, seed++);
+  check_linear(gpu, {1, 1, 2880, 640, true, true, false}, seed++);
+  check_linear(gpu, {1, 1, 4096, 48, true, true, false}, seed++);
+  check_linear(gpu, {1, 1, 4104, 48, true, true, false}, seed++);
+  check_linear(gpu, {1, 1, 136, 4240, true, true, false}, seed++);
+  check_linear(gpu, {1, 1, 1416, 10000, false, false, false}, seed++);
+  check_linear(gpu, {1, 1, 72, 40000, true, false, false}, seed++);
+  check_linear(gpu, {1, 0, 2880, 640, true, true, false}, seed++);
+  check_linear(gpu, {1, 0, 72, 40000, true, false, false}, seed++);
+}
+
 TEST(CudaOps, ARowOfLinearHasTheSameBitsAloneAndAmongOthers) {
   HF_GPU_OR_SKIP(gpu);
   base::Rng rng(77);

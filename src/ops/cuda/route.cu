@@ -49,7 +49,8 @@ __device__ float share_of(float logit, float largest) {
   return value == largest ? 1.0f : expf(value - largest);
 }
 
-// By one warp; the k-th largest is what comes right after the (k-1)-th in that order.
+// By one warp; the k-th largest is what comes right after the (k-1)-th in that order. Lane i keeps
+// the i-th of each 32 until their sum is known.
 __device__ void pick(const TopK& a, const float* logits, std::int64_t row) {
   const int lane = threadIdx.x % 32;
   std::int32_t* ids = a.ids + row * a.k;
@@ -57,6 +58,7 @@ __device__ void pick(const TopK& a, const float* logits, std::int64_t row) {
   float largest = 0.0f;
   float sum = 0.0f;
   float last = 0.0f;
+  float mine = 0.0f;
   std::int32_t last_id = -1;
   for (std::int64_t i = 0; i < a.k; ++i) {
     float best = 0.0f;
@@ -83,9 +85,10 @@ __device__ void pick(const TopK& a, const float* logits, std::int64_t row) {
     sum = __fadd_rn(sum, weight);
     last = best;
     last_id = best_id;
-    if (lane == 0) {
+    if (lane == i % 32) {
       ids[i] = best_id;
-      weights[i] = weight;
+      mine = weight;
+      if (a.k > 32) weights[i] = weight;
     }
   }
   if (a.over_all != 0) {
@@ -95,8 +98,9 @@ __device__ void pick(const TopK& a, const float* logits, std::int64_t row) {
     }
     sum = cuda_kernels::warp_total(shares);
   }
-  if (lane != 0) return;
-  for (std::int64_t i = 0; i < a.k; ++i) weights[i] /= sum;
+  for (std::int64_t i = lane; i < a.k; i += 32) {
+    weights[i] = (a.k > 32 ? weights[i] : mine) / sum;
+  }
 }
 
 struct TopKKernel {
@@ -190,9 +194,10 @@ __global__ void __launch_bounds__(kThreads) route_kernel(RouteKernel a) {
     prefetch(a.norm, static_cast<unsigned>(a.columns) * (a.norm_is_f32 != 0 ? 4 : 2));
     prefetch_line(a.bias);
   }
-  wait_for_inputs();
   const std::int64_t row = blockIdx.x / kShare;
-  if (row >= *a.active_rows) return;  // the whole cluster
+  const bool is_active = row < *a.active_rows;  // which the host wrote before the step
+  wait_for_inputs();
+  if (!is_active) return;  // the whole cluster
   if constexpr (kShare > 1) cluster_began();
   norm_row(a, row, rank == 0, x);
   if constexpr (kShare > 1) wait_for_cluster();
