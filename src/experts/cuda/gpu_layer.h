@@ -164,4 +164,29 @@ inline double worst(const std::vector<float>& a, std::span<const float> b) {
   return most;
 }
 
+// How far `kind`'s layer of MXFP4 is from the CPU's reference where scales are far apart, above and
+// below 128: gate_up stays small, down spans the range.
+inline double worst_of_far_scales(device::Device& device, ExpertsBackendKind kind) {
+  const ExpertsShape shape{2, 1, 32, 32, 2};
+  const config::ExpertFormat format = format_of(config::ExpertScheme::kMxfp4);
+  Tensors tensors = make_mxfp4_tensors(shape, 9);
+  auto scales = tensors.at("down_proj_scales").as<std::uint8_t>();
+  for (std::size_t i = 0; i < scales.size(); ++i) {
+    scales[i] = static_cast<std::uint8_t>(i % 2 == 0 ? 20 + i : 120 + i % 64);
+  }
+  TestLayer reference(ExpertsBackendKind::kReference, config::ExpertScheme::kMxfp4, shape);
+  reference.load(tensors);
+  reference.randomize_rows(10);
+  GpuLayer layer(device,
+                 ExpertsSpec{.slot_prefix = "layers.0.experts",
+                             .parameter_prefix = kTestPrefix,
+                             .format = format,
+                             .tensors = tensors_of(format, shape),
+                             .shape = shape},
+                 kind);
+  layer.load(tensors);
+  reference.forward(0, 2).value();
+  return worst(layer.forward(reference, 0, 2), reference.out());
+}
+
 }  // namespace holdfast::experts::testing
