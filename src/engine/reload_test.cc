@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "device/cpu/cpu_device.h"
+#include "device/forwarding_device.h"
 #include "device/sim/sim_device.h"
 #include "engine/test_support.h"
 
@@ -179,39 +180,16 @@ TEST_P(Reload, AFailedExchangeRollsBackAndTheOldWeightsServeOn) {
 // ------------------------------------------------------------------------------ commits
 
 // A device whose memory goes bad in the very moment of the exchange.
-class TamperingDevice final : public device::Device {
+class TamperingDevice final : public device::ForwardingDevice {
  public:
   bool tamper = false;
-  device::DeviceKind kind() const override { return inner_->kind(); }
-  std::string name() const override { return inner_->name(); }
-  std::size_t page_bytes() const override { return inner_->page_bytes(); }
-  Result<device::Memory> allocate(std::size_t bytes) override { return inner_->allocate(bytes); }
-  void free(device::Memory memory) override { inner_->free(memory); }
-  Status protect(device::Memory memory, device::Protection protection) override {
-    return inner_->protect(memory, protection);
-  }
   Status exchange_backing(device::Memory a, device::Memory b) override {
-    HF_TRY(inner_->exchange_backing(a, b));
+    HF_TRY(ForwardingDevice::exchange_backing(a, b));
     if (!tamper) return {};
-    HF_TRY(inner_->protect(a, device::Protection::kReadWrite));
+    HF_TRY(protect(a, device::Protection::kReadWrite));
     *a.address ^= std::byte{1};
-    return inner_->protect(a, device::Protection::kReadOnly);
+    return protect(a, device::Protection::kReadOnly);
   }
-  device::MemoryUsage usage() const override { return inner_->usage(); }
-  void reset_peak() override { inner_->reset_peak(); }
-  Status write(std::byte* to, const std::byte* from, std::size_t bytes) override {
-    return inner_->write(to, from, bytes);
-  }
-  Status read(std::byte* to, const std::byte* from, std::size_t bytes) override {
-    return inner_->read(to, from, bytes);
-  }
-  bool host_addressable() const override { return inner_->host_addressable(); }
-  Result<std::unique_ptr<device::Stream>> create_stream(int workers) override {
-    return inner_->create_stream(workers);
-  }
-
- private:
-  std::unique_ptr<device::Device> inner_ = device::make_cpu_device();
 };
 
 TEST(ReloadCommit, WeightsThatFailTheirVerificationAreRolledBackWithWhatTheyComputed) {

@@ -9,7 +9,7 @@
 #include <cstdio>
 #include <memory>
 
-#include "device/cpu/cpu_device.h"
+#include "device/forwarding_device.h"
 #include "engine/engine_core.h"
 #include "faulty_source.h"
 #include "models.h"
@@ -19,35 +19,21 @@ namespace holdfast::sim {
 namespace {
 
 // The process kills itself at the n-th call that changes what lies under an address.
-class DeadlyDevice final : public device::Device {
+class DeadlyDevice final : public device::ForwardingDevice {
  public:
   explicit DeadlyDevice(std::uint64_t& calls_left) : calls_left_(calls_left) {}
 
-  device::DeviceKind kind() const override { return inner_->kind(); }
-  std::string name() const override { return inner_->name(); }
-  std::size_t page_bytes() const override { return inner_->page_bytes(); }
-  Result<device::Memory> allocate(std::size_t bytes) override { return inner_->allocate(bytes); }
-  void free(device::Memory memory) override { inner_->free(memory); }
   Status protect(device::Memory memory, device::Protection protection) override {
     strike();
-    return inner_->protect(memory, protection);
+    return ForwardingDevice::protect(memory, protection);
   }
   Status exchange_backing(device::Memory a, device::Memory b) override {
     strike();
-    return inner_->exchange_backing(a, b);
+    return ForwardingDevice::exchange_backing(a, b);
   }
-  device::MemoryUsage usage() const override { return inner_->usage(); }
-  void reset_peak() override { inner_->reset_peak(); }
   Status write(std::byte* to, const std::byte* from, std::size_t bytes) override {
     strike();
-    return inner_->write(to, from, bytes);
-  }
-  Status read(std::byte* to, const std::byte* from, std::size_t bytes) override {
-    return inner_->read(to, from, bytes);
-  }
-  bool host_addressable() const override { return inner_->host_addressable(); }
-  Result<std::unique_ptr<device::Stream>> create_stream(int workers) override {
-    return inner_->create_stream(workers);
+    return ForwardingDevice::write(to, from, bytes);
   }
 
  private:
@@ -56,7 +42,6 @@ class DeadlyDevice final : public device::Device {
   }
   static constexpr std::uint64_t kNever = ~0ull;
 
-  std::unique_ptr<device::Device> inner_ = device::make_cpu_device();
   std::uint64_t& calls_left_;
 };
 
