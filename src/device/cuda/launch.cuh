@@ -10,6 +10,14 @@ __device__ inline void wait_for_inputs() {
   asm volatile("griddepcontrol.wait;\n" ::: "memory");
 }
 
+// As wait_for_inputs, in the other order: the next kernel's blocks begin when every block of this
+// one has waited, and so find what was written before this one without waiting (past their
+// first-level cache).
+__device__ inline void wait_then_let_next_begin() {
+  asm volatile("griddepcontrol.wait;\n" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
+}
+
 // Asks for memory to come into the L2 cache: a hint, so also before wait_for_inputs. `from` and
 // `bytes` are multiples of 16.
 __device__ inline void prefetch(const void* from, unsigned bytes) {

@@ -44,6 +44,7 @@ class CudaLayer final : public ExpertsLayer {
                                .intermediate = shape_.intermediate_size};
     const cuda::Workspace workspace{.work = view(slots_.workspace.work),
                                     .group_pairs = view(slots_.workspace.group_pairs),
+                                    .split = view(slots_.workspace.split),
                                     .activation = view(slots_.workspace.activation),
                                     .down_out = view(slots_.workspace.down_out)};
     const cuda::Swiglu swiglu{.alpha = view(slots_.constants.alpha),
@@ -81,12 +82,16 @@ class CudaBackend final : public ExpertsBackend {
   Status define_workspace(Registry& registry, const ExpertsShape& shape) override {
     workspace_.shape = shape;
     const std::int64_t pairs = shape.max_rows * shape.experts_per_token;
-    HF_ASSIGN(workspace_.work,
-              define_scratch(registry, "work", DType::kI32, {shape.expert_count, 4}));
+    const auto in_stages = [](std::int64_t width) { return (width + 127) / 128 * 128; };
+    HF_ASSIGN(workspace_.work, define_scratch(registry, "work", DType::kI32,
+                                              {shape.expert_count + pairs / 16, 4}));
     HF_ASSIGN(workspace_.group_pairs,
               define_scratch(registry, "group_pairs", DType::kI32, {pairs}));
-    HF_ASSIGN(workspace_.activation, define_scratch(registry, "activation", DType::kF32,
-                                                    {pairs, shape.intermediate_size}));
+    HF_ASSIGN(workspace_.split, define_scratch(registry, "split", DType::kF32,
+                                               {shape.max_rows, in_stages(shape.hidden_size)}));
+    HF_ASSIGN(workspace_.activation,
+              define_scratch(registry, "activation", DType::kF32,
+                             {pairs, in_stages(shape.intermediate_size)}));
     HF_ASSIGN(workspace_.down_out,
               define_scratch(registry, "down_out", DType::kF32, {pairs, shape.hidden_size}));
     return {};

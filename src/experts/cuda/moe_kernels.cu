@@ -7,19 +7,22 @@
 // whole block of 32 codes (16 bytes) of its two rows and decodes them to bf16 exactly (a code times
 // a power of two). Codes are read once for up to 64 pairs of an expert. Only experts that have
 // pairs get blocks that work; the grid is as large as the most there can be. One row has kernels of
-// its own (one_row_experts.cuh), which leave nothing to combine.
-#include <cuda_bf16.h>
-
+// its own (one_row_experts.cuh), which leave nothing to combine. With more than 8 rows the products
+// read inputs that are split already (staged_rows.cuh): x is split beside grouping, the activation
+// where it is made.
 #include <algorithm>
+#include <string>
+#include <type_traits>
 
 #include "device/cuda/cuda_stream.h"
 #include "device/cuda/launch.cuh"
 #include "experts/cuda/moe_kernels.h"
 #include "experts/cuda/moe_one_row.h"
+#include "experts/cuda/mxfp4_matrix.cuh"
 #include "experts/cuda/one_row_experts.cuh"
+#include "experts/cuda/staged_rows.cuh"
 #include "experts/cuda/walk_pairs.cuh"
 #include "ops/cuda/few_rows.cuh"
-#include "ops/cuda/tile_rows.cuh"
 #include "ops/cuda/tile_store.cuh"
 
 namespace holdfast::experts::cuda {
@@ -32,6 +35,7 @@ using device::cuda::launch_cuda;
 using device::cuda::LaunchShape;
 using device::cuda::prefetch_line;
 using device::cuda::wait_for_inputs;
+using device::cuda::wait_then_let_next_begin;
 
 // ------------------------------------------------------------------------------ group
 
@@ -41,15 +45,32 @@ struct GroupKernel {
   int4* work;
   std::int32_t* group_pairs;
   MoeShape shape;
+  std::int64_t entries, pairs_of_entry;  // of work
+  const float* x;
+  std::byte* split;
 };
 
 constexpr int kGroupThreads = 1024;
 
-// One block: each warp walks all pairs in order for its experts, first to count and then to write.
-// Shared memory: where each expert's pairs begin, [E + 1].
+// The chunks of x that the blocks after the first split.
+__device__ void split_rows(const GroupKernel& a) {
+  const int stages = stages_of(a.shape.hidden);
+  const std::int64_t i =
+      (blockIdx.x - std::int64_t{1}) * kGroupThreads + static_cast<std::int64_t>(threadIdx.x);
+  const auto chunks = static_cast<unsigned>(stages) * 16;
+  const std::int64_t row = static_cast<unsigned>(i) / chunks;
+  const auto chunk = static_cast<int>(static_cast<unsigned>(i) % chunks);
+  if (row >= smaller(*a.active_rows, a.shape.n) || chunk * 8 >= a.shape.hidden) return;
+  store_split<Mxfp4Order>(a.split + row * stages * kSplitStageBytes, chunk,
+                          load_eight(a.x + row * a.shape.hidden + chunk * 8));
+}
+
+// The first block: each warp walks all pairs in order for its experts, first to count and then to
+// write. Shared memory: where each expert's pairs begin, [E + 1].
 __global__ void __launch_bounds__(kGroupThreads) group_kernel(GroupKernel a) {
   extern __shared__ std::int32_t begin[];
   wait_for_inputs();
+  if (blockIdx.x > 0) return split_rows(a);
   const std::int64_t pairs =
       smaller(max(*a.active_rows, 0), a.shape.n) * a.shape.experts_per_token;
   const int warp = threadIdx.x / 32;
@@ -64,11 +85,13 @@ __global__ void __launch_bounds__(kGroupThreads) group_kernel(GroupKernel a) {
     int active = 0;
     begin[0] = 0;
     for (int e = 0; e < experts; ++e) {
-      const std::int32_t first = begin[e];
-      begin[e + 1] += first;
-      if (begin[e + 1] > first) a.work[active++] = make_int4(e, first, begin[e + 1], 0);
+      const auto each = static_cast<int>(a.pairs_of_entry);
+      const int end = begin[e + 1] += begin[e];
+      for (int first = begin[e]; first < end; first += each) {
+        a.work[active++] = make_int4(e, first, min(first + each, end), 0);
+      }
     }
-    for (; active < experts; ++active) a.work[active] = make_int4(-1, 0, 0, 0);
+    for (; active < a.entries; ++active) a.work[active] = make_int4(-1, 0, 0, 0);
   }
   __syncthreads();
   for (int e = warp; e < experts; e += kGroupThreads / 32) {
@@ -77,146 +100,6 @@ __global__ void __launch_bounds__(kGroupThreads) group_kernel(GroupKernel a) {
 }
 
 // ------------------------------------------------------------------------------ the products
-
-struct MatrixKernel {
-  const uint4* codes;
-  const std::uint8_t* scales;
-  const std::uint16_t* bias;
-  const float* input;
-  const int4* work;
-  const std::int32_t* group_pairs;
-  const std::int32_t* ids;     // of the only row, in place of work and group_pairs
-  std::int64_t experts;
-  std::int64_t rows, blocks;   // of the matrix: rows, K / 32
-  std::int64_t pairs_per_row;  // of the input: experts_per_token, or 1 where a pair has a row
-  std::int64_t tiles_of_block;
-};
-
-// A block's scale, 2^(s - 127), as two factors: a code's bits taken for a bf16 are its value times
-// 2^-126, so the first is 2^(min(s, 128) - 1), twice in a word; the second, for larger scales only,
-// the rest.
-__device__ std::uint32_t first_factor(std::uint32_t s) {
-  return min(s, 128u) * 0x00800080u + 126u * 0x00800080u;
-}
-__device__ std::uint32_t rest_factor(std::uint32_t s) {
-  return (max(s, 128u) - 128u + 127u) * 0x00800080u;
-}
-__device__ std::uint32_t multiply_pairs(std::uint32_t a, std::uint32_t b) {
-  const __nv_bfloat162 product = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&a),
-                                         *reinterpret_cast<const __nv_bfloat162*>(&b));
-  return *reinterpret_cast<const std::uint32_t*>(&product);
-}
-// Codes 0 and 4 (kSecond: 1 and 5) of a word of eight, as a pair of bf16 times 2^-126: e2m1 (sign,
-// 2 exponent bits, 1 mantissa bit) lies in a bf16's upper bits as it is, subnormals included. One
-// product moves the sign and the rest to their places; what else it moves is masked.
-template <bool kSecond>
-__device__ std::uint32_t place(std::uint32_t word) {
-  const std::uint32_t moved =
-      kSecond ? (word & 0x00F000F0u) * 0x104u : (word & 0x000F000Fu) * 0x1040u;
-  return moved & 0x81C081C0u;
-}
-
-// What the blocks with this blockIdx.y work on.
-__device__ int4 work_of(const MatrixKernel& a) {
-  const auto y = static_cast<int>(blockIdx.y);
-  if (a.ids == nullptr) return a.work[y];
-  const std::int32_t id = a.ids[y];
-  return make_int4(id >= 0 && id < a.experts ? id : -1, y, y + 1, 0);
-}
-__device__ std::int64_t pair_at(const MatrixKernel& a, int i) {
-  return a.ids == nullptr ? a.group_pairs[i] : i;
-}
-
-// One expert's matrix.
-struct Mxfp4Matrix {
-  using Order = Mxfp4Order;
-  static constexpr int kUnits = 1;
-  struct Unit {
-    uint4 low, high;
-    std::uint32_t low_scale, high_scale;
-  };
-  struct Lines {  // the lane's first block of its lower row and its scale, and the way to the upper
-    const uint4* low;
-    const std::uint8_t* low_scale;
-    int to_high;
-  };
-  const uint4* codes;
-  const std::uint8_t* scales;
-  int rows, blocks, units;  // units: that the lane has a block of
-
-  __device__ Mxfp4Matrix(const MatrixKernel& a, int expert)
-      : codes(a.codes + expert * a.rows * a.blocks),
-        scales(a.scales + expert * a.rows * a.blocks),
-        rows(static_cast<int>(a.rows)),
-        blocks(static_cast<int>(a.blocks)),
-        units((blocks - static_cast<int>(threadIdx.x) % 4 + 3) / 4) {}
-  __device__ int stages() const { return (blocks + 3) / 4; }
-  __device__ std::int64_t columns() const { return blocks * 32; }
-  __device__ Lines lines(int tile) const {
-    const int low = tile * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
-    const int q = threadIdx.x % 4;
-    const int low_block = min(low, rows - 1) * blocks + q;
-    const int high_block = min(low + 8, rows - 1) * blocks + q;
-    return {codes + low_block, scales + low_block, high_block - low_block};
-  }
-  __device__ static Unit nothing() {
-    return {make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0), 127u, 127u};
-  }
-  __device__ bool has(int unit) const { return unit < units; }
-  __device__ static Lines from(const Lines& lines, int unit) {
-    return {lines.low + unit * 4, lines.low_scale + unit * 4, lines.to_high};
-  }
-  // So that what is made of them once is not made again for each unit.
-  __device__ static void keep(Lines& lines) {
-    asm volatile("" : "+l"(lines.low), "+l"(lines.low_scale), "+r"(lines.to_high));
-  }
-  __device__ static Unit at(const Lines& lines, int unit) {
-    const uint4* low = lines.low + unit * 4;
-    const std::uint8_t* low_scale = lines.low_scale + unit * 4;
-    return {__ldg(low), __ldg(low + lines.to_high), __ldg(low_scale),
-            __ldg(low_scale + lines.to_high)};
-  }
-  __device__ Unit load(const Lines& lines, int unit, bool valid) const {
-    return valid && has(unit) ? at(lines, unit) : nothing();
-  }
-  // What all words of a unit share.
-  struct Factors {
-    std::uint32_t low, high;
-    bool large;  // some scale of the warp is above 128
-  };
-  __device__ static Factors factors(const Unit& unit) {
-    return {first_factor(unit.low_scale), first_factor(unit.high_scale),
-            __any_sync(0xFFFFFFFFu, max(unit.low_scale, unit.high_scale) > 128) != 0};
-  }
-  __device__ static bool is_plain(const Factors& factors) { return !factors.large; }
-  __device__ static void plain_fragment(const Unit& unit, const Factors& factors,
-                                        std::uint32_t (&a)[2][4]) {
-    const std::uint32_t low = unit.low.x;
-    const std::uint32_t high = unit.high.x;
-    a[0][0] = multiply_pairs(place<false>(low), factors.low);
-    a[0][1] = multiply_pairs(place<false>(high), factors.high);
-    a[0][2] = multiply_pairs(place<true>(low), factors.low);
-    a[0][3] = multiply_pairs(place<true>(high), factors.high);
-    a[1][0] = multiply_pairs(place<false>(low >> 8), factors.low);
-    a[1][1] = multiply_pairs(place<false>(high >> 8), factors.high);
-    a[1][2] = multiply_pairs(place<true>(low >> 8), factors.low);
-    a[1][3] = multiply_pairs(place<true>(high >> 8), factors.high);
-  }
-  __device__ static void fragment(const Unit& unit, const Factors& factors,
-                                  std::uint32_t (&a)[2][4]) {
-    plain_fragment(unit, factors, a);
-    if (!factors.large) return;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      std::uint32_t& pair = a[i / 4][i % 4];
-      pair = multiply_pairs(pair, rest_factor(i % 2 == 0 ? unit.low_scale : unit.high_scale));
-    }
-  }
-  __device__ static void turn(Unit& unit) {
-    unit.low = make_uint4(unit.low.y, unit.low.z, unit.low.w, 0);
-    unit.high = make_uint4(unit.high.y, unit.high.z, unit.high.w, 0);
-  }
-};
 
 struct GateUpKernel {
   MatrixKernel matrix;
@@ -265,16 +148,50 @@ struct GateUpFinish {
     return {row / 2, bf16_bits_to_float(bias[0]), bf16_bits_to_float(bias[1])};
   }
   __device__ PairColumn column(int at) const { return pair_column(a.matrix, work, at); }
-  __device__ static NoExtra extra(const Row&, const PairColumn&) { return {}; }
+  __device__ float activation(const Row& row, float gate, float up) const {
+    return swiglu(__fadd_rn(gate, row.gate_bias), __fadd_rn(up, row.up_bias), alpha, beta, limit);
+  }
   __device__ void store(const Row& row, const PairColumn& to, NoExtra, float gate, float up) const {
     if (row.column < 0 || to.pair < 0) return;
-    a.activation[to.pair * (a.matrix.rows / 2) + row.column] =
-        swiglu(__fadd_rn(gate, row.gate_bias), __fadd_rn(up, row.up_bias), alpha, beta, limit);
+    a.activation[to.pair * (a.matrix.rows / 2) + row.column] = activation(row, gate, up);
   }
-  __device__ void operator()(int tile, int i, int at, float sum, float other) const {
-    store(row(tile, i), column(at), {}, sum, other);
+  __device__ void operator()(int tile, int i, int at, float gate, float up) const {
+    store(row(tile, i), column(at), {}, gate, up);
   }
 };
+
+// From the sums of a warp's tile to the activation, split (matrix.cuh), a row for each of
+// group_pairs. A tile's columns are a chunk; a lane has one of them, for a quarter of the pairs.
+template <int kGroups>
+__device__ void store_gated(const GateUpFinish& gated, int tile, const float (&sums)[kGroups][4],
+                            TileSums<kGroups>& exchange) {
+  const MatrixKernel& a = gated.a.matrix;
+  const int lane = threadIdx.x % 32;
+  const int column = lane % 8;
+  const GateUpFinish::Row row = gated.row(tile, column * 2);
+  const std::int64_t row_bytes = stages_of(a.rows / 2) * std::int64_t{kSplitStageBytes};
+  std::byte* to = reinterpret_cast<std::byte*>(gated.a.activation) + gated.work.y * row_bytes +
+                  tile / 16 * kSplitStageBytes +
+                  split_offset<Mxfp4Order>(tile % 16, column % 4) + column / 4 * 16;
+  __syncwarp();
+  exchange.put(sums);
+  __syncwarp();
+#pragma unroll 1
+  for (int group = 0; group < kGroups; ++group) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int at = group * kColumns + i * 4 + lane / 8;
+      const float2 both =
+          *reinterpret_cast<const float2*>(&exchange.value[threadIdx.x / 32][at][column * 2]);
+      const SplitPair split = split_pair(gated.activation(row, both.x, both.y), 0.0f);
+      const std::uint32_t mine = split.hi | split.lo << 16;
+      const std::uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, mine, 4);  // of column ^ 4
+      if (row.column < 0 || gated.work.y + at >= gated.work.z) continue;
+      *reinterpret_cast<std::uint32_t*>(to + at * row_bytes) =
+          column < 4 ? __byte_perm(mine, other, 0x5410) : __byte_perm(other, mine, 0x7632);
+    }
+  }
+}
 
 struct DownKernel {
   MatrixKernel matrix;
@@ -352,47 +269,67 @@ __global__ void __launch_bounds__(kThreads, 3) few_kernel(Kernel k) {
   rows.template run<Finish::kPartner>(shared_bytes(), count, sums, Finish(k, work));
 }
 
+// The split rows of a product: of gate_up those of x, of down those of the activation.
+template <bool kFirst>
+__device__ const std::byte* split_row(const MatrixKernel& a, int at) {
+  const unsigned row = kFirst ? static_cast<unsigned>(a.group_pairs[at]) /
+                                    static_cast<unsigned>(a.pairs_per_row)
+                              : static_cast<unsigned>(at);
+  const auto row_bytes = static_cast<unsigned>(stages_of(a.blocks * 32)) * kSplitStageBytes;
+  return reinterpret_cast<const std::byte*>(a.input) + static_cast<std::uint64_t>(row) * row_bytes;
+}
+
+__device__ void store(const GateUpFinish& finish, int tile, const auto& sums, auto& exchange) {
+  store_gated(finish, tile, sums, exchange);
+}
+__device__ void store(const DownFinish& finish, int tile, const auto& sums, auto& exchange) {
+  store_tile(finish, tile, sums, exchange);
+}
+
 // Pairs [work.y, work.z) of an expert, up to 8 kGroups of them.
-template <int kRowTiles, int kGroups, typename Kernel, typename Finish>
-__device__ void run_tiles(const Kernel& k, int4 work) {
+template <int kRowTiles, int kGroups, int kAhead, typename Kernel, typename Finish>
+__device__ void run_tiles(const Kernel& k, int4 work, const Finish& finish) {
+  constexpr bool kFirst = std::is_same_v<Finish, GateUpFinish>;  // of the two products
   const MatrixKernel& a = k.matrix;
   const Mxfp4Matrix matrix(a, work.x);
-  TileRows<Mxfp4Matrix, kRowTiles, kGroups, kRowTiles == 1 ? 2 : 1,
-           kTotalsOf<kRowTiles, kGroups>>
-      tile;
-  const int first =
-      (static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32) * kRowTiles;
-  prefetch_bias(a, work.x, static_cast<int>(blockIdx.x) * kWarps * kRowTiles, kWarps * kRowTiles);
-  tile.run(matrix, {first, 0, matrix.stages()}, shared_bytes(), [&](int i) {
-    return work.y + i < work.z ? input_row(a, work.y + i) : nullptr;
-  });
-  const Finish finish(k, work);
-  __syncthreads();  // x has been read
+  const auto block = static_cast<int>(blockIdx.x);
+  StagedRows<Mxfp4Matrix, kRowTiles, kGroups, kAhead> tile(matrix, block, shared_bytes());
+  prefetch_bias(a, work.x, block * kWarps * kRowTiles, kWarps * kRowTiles);
+  if constexpr (!kFirst) wait_for_inputs();
+  tile.run([&](int i) { return split_row<kFirst>(a, min(work.y + i, work.z - 1)); });
+  const int first = (block * kWarps + static_cast<int>(threadIdx.x) / 32) * kRowTiles;
+  auto& exchange = *reinterpret_cast<TileSums<kGroups>*>(shared_bytes());
 #pragma unroll
-  for (int t = 0; t < kRowTiles; ++t) {
-    store_tile<kGroups>(finish, first + t, tile.acc[t],
-                        *reinterpret_cast<TileSums<kGroups>*>(shared_bytes()));
+  for (int t = 0; t < kRowTiles; ++t) store(finish, first + t, tile.acc[t], exchange);
+}
+
+template <int kRowTiles, int kMaxGroups, int kAhead, typename Kernel, typename Finish>
+__device__ void run_work(const Kernel& k, int4 work, const Finish& finish) {
+  const int count = work.z - work.y;
+  if (count <= 8) {
+    run_tiles<kRowTiles, 1, kAhead>(k, work, finish);
+  } else if (kMaxGroups == 2 || count <= 16) {
+    run_tiles<kRowTiles, 2, kAhead>(k, work, finish);
+  } else if (kMaxGroups == 4 || count <= 32) {
+    run_tiles<kRowTiles, 4, kAhead>(k, work, finish);
+  } else {
+    run_tiles<kRowTiles, kMaxGroups, kAhead>(k, work, finish);
   }
 }
 
-// An expert's pairs go to blocks by 8 kMaxGroups.
-template <int kRowTiles, int kMaxGroups, int kBlocks, typename Kernel, typename Finish>
-__global__ void __launch_bounds__(kThreads, kBlocks) tile_kernel(Kernel k) {
-  wait_for_inputs();
-  int4 work = work_of(k.matrix);
-  work.y += static_cast<int>(blockIdx.z) * (kColumns * kMaxGroups);
-  if (work.x < 0 || work.y >= work.z) return;
-  work.z = min(work.z, work.y + kColumns * kMaxGroups);
-  const int count = work.z - work.y;
-  if (count <= 8) {
-    run_tiles<kRowTiles, 1, Kernel, Finish>(k, work);
-  } else if (count <= 16) {
-    run_tiles<kRowTiles, 2, Kernel, Finish>(k, work);
-  } else if (kMaxGroups == 4 || count <= 32) {
-    run_tiles<kRowTiles, 4, Kernel, Finish>(k, work);
-  } else {
-    run_tiles<kRowTiles, kMaxGroups, Kernel, Finish>(k, work);
-  }
+// More than 8 rows. What the weights' copies need of down is there before its inputs are.
+template <int kRowTiles, int kMaxGroups, int kBlocks, int kAhead>
+__global__ void __launch_bounds__(kThreads, kBlocks) gate_up_tiles(GateUpKernel k) {
+  wait_then_let_next_begin();
+  const int4 work = k.matrix.work[blockIdx.y];
+  if (work.x < 0) return;
+  run_work<kRowTiles, kMaxGroups, kAhead>(k, work, GateUpFinish(k, work));
+}
+template <int kRowTiles, int kMaxGroups, int kBlocks, int kAhead>
+__global__ void __launch_bounds__(kThreads, kBlocks) down_tiles(DownKernel k) {
+  const int4 work = __ldcg(k.matrix.work + blockIdx.y);
+  if (work.x < 0) return wait_for_inputs();
+  run_work<kRowTiles, kMaxGroups, kAhead>(k, work, DownFinish(k, work));
 }
 
 // One row.
@@ -473,23 +410,45 @@ MatrixKernel matrix_kernel(const MatrixViews& matrix, const MoeShape& shape,
           1};
 }
 
-constexpr std::int64_t kSomeRows = 16;  // most experts have up to 8 pairs
-constexpr std::int64_t kManyRows = 256;
 constexpr std::int64_t kBlocksAtOnce = 3 * 132;  // of few_kernel, on an H200
 
-template <int kRowTiles, int kGroups>
-constexpr std::size_t group_shared() {
-  return TileRows<Mxfp4Matrix, kRowTiles, kGroups, kRowTiles == 1 ? 2 : 1,
-                  kTotalsOf<kRowTiles, kGroups>>::kSharedBytes;
+constexpr std::int64_t kSomeRows = 256;  // fewer: most experts have up to 16 pairs
+constexpr std::int64_t kManyRows = 512;
+
+constexpr std::size_t kMostShared = 227 << 10;
+
+// The pairs of an entry of work, with more than 8 rows.
+constexpr std::int64_t tile_pairs(std::int64_t rows) {
+  return kColumns * (rows < kSomeRows ? 2 : rows < kManyRows ? 4 : 8);
 }
-template <int kRowTiles, int kMaxGroups>
-constexpr std::size_t tile_shared() {
-  return std::max({group_shared<kRowTiles, 1>(), group_shared<kRowTiles, 2>(),
-                   group_shared<kRowTiles, 4>(), group_shared<kRowTiles, kMaxGroups>()});
+bool is_tiled(const MoeShape& shape) { return shape.n > kColumns; }
+// Of work, and the pairs of one.
+struct Entries {
+  std::int64_t count = 0, pairs = 0;
+};
+Entries entries_of(const MoeShape& shape, bool is_split) {
+  const std::int64_t pairs = shape.n * shape.experts_per_token;
+  const std::int64_t experts = std::min(pairs, shape.expert_count);
+  if (!is_tiled(shape) || !is_split) return {shape.expert_count, pairs};
+  const std::int64_t each = tile_pairs(shape.n);
+  return {experts + pairs / each, each};
 }
 
-// Every expert that can have pairs, and for each as many groups of pairs as one expert can have: a
-// row goes to an expert once.
+template <int kRowTiles, int kMaxGroups, int kAhead>
+std::size_t tile_shared(std::int64_t blocks) {
+  return std::max({StagedRows<Mxfp4Matrix, kRowTiles, kMaxGroups, kAhead>::shared_bytes(blocks),
+                   sizeof(TileSums<kMaxGroups>)});
+}
+template <int kRowTiles, int kMaxGroups, int kBlocks, int kAhead>
+auto tiles_of(const GateUpKernel&) {
+  return gate_up_tiles<kRowTiles, kMaxGroups, kBlocks, kAhead>;
+}
+template <int kRowTiles, int kMaxGroups, int kBlocks, int kAhead>
+auto tiles_of(const DownKernel&) {
+  return down_tiles<kRowTiles, kMaxGroups, kBlocks, kAhead>;
+}
+
+// Every expert that can have pairs; of tiles, as many entries of work as there can be.
 template <typename Kernel, typename Finish>
 Status launch_matrix(device::Stream& stream, const char* name, const MoeShape& shape,
                      Kernel kernel, std::initializer_list<device::Operand> operands) {
@@ -509,17 +468,23 @@ Status launch_matrix(device::Stream& stream, const char* name, const MoeShape& s
         shape.n * Mxfp4Order::row_bytes(stages_of(kernel.matrix.blocks * 32)));
     return launch_cuda(stream, {name, launch}, few_kernel<Kernel, Finish>, kernel, operands);
   }
-  const auto run = [&]<int kRowTiles, int kMaxGroups, int kBlocks>() {
-    launch.shared_bytes = tile_shared<kRowTiles, kMaxGroups>();
-    launch.grid =
-        dim3(blocks(tiles, kWarps * kRowTiles), experts, blocks(shape.n, kColumns * kMaxGroups));
+  const auto run = [&]<int kRowTiles, int kMaxGroups, int kBlocks, int kAhead>() {
+    launch.shared_bytes = tile_shared<kRowTiles, kMaxGroups, kAhead>(kernel.matrix.blocks);
+    launch.grid = dim3(blocks(tiles, kWarps * kRowTiles),
+                       static_cast<unsigned>(entries_of(shape, true).count));
+    if (launch.shared_bytes > kMostShared) {
+      return Status(Error(ErrorCode::kUnsupported,
+                          std::string(name) + " needs " + std::to_string(launch.shared_bytes) +
+                              " bytes of shared memory for inputs " +
+                              std::to_string(kernel.matrix.blocks * 32) +
+                              " wide, a multiprocessor gives " + std::to_string(kMostShared)));
+    }
     return launch_cuda(stream, {name, launch},
-                       tile_kernel<kRowTiles, kMaxGroups, kBlocks, Kernel, Finish>, kernel,
-                       operands);
+                       tiles_of<kRowTiles, kMaxGroups, kBlocks, kAhead>(kernel), kernel, operands);
   };
-  if (shape.n >= kManyRows) return run.template operator()<2, 8, 1>();
-  if (shape.n <= kSomeRows) return run.template operator()<1, 4, 3>();
-  return run.template operator()<1, 4, 2>();
+  if (shape.n < kSomeRows) return run.template operator()<2, 2, 2, 2>();
+  if (shape.n < kManyRows) return run.template operator()<2, 4, 2, 1>();
+  return run.template operator()<2, 8, 1, 1>();
 }
 
 // All blocks of one row's experts are to run at once.
@@ -554,31 +519,44 @@ LaunchShape one_row_launch(MatrixKernel& matrix, const MoeShape& shape) {
 Status group(device::Stream& stream, const MoeShape& shape, const ExpertsArgs& args,
              const Workspace& workspace) {
   if (!is_grouped(shape)) return {};
+  const bool is_split = is_tiled(shape) && !workspace.split.empty();
+  const Entries entries = entries_of(shape, is_split);
   const GroupKernel kernel{args.ids.as<const std::int32_t>(),
-                           args.active_rows.as<const std::int32_t>(), workspace.work.as<int4>(),
-                           workspace.group_pairs.as<std::int32_t>(), shape};
+                           args.active_rows.as<const std::int32_t>(),
+                           workspace.work.as<int4>(),
+                           workspace.group_pairs.as<std::int32_t>(),
+                           shape,
+                           entries.count,
+                           entries.pairs,
+                           is_split ? args.x.as<const float>() : nullptr,
+                           is_split ? workspace.split.as<std::byte>() : nullptr};
+  const std::int64_t chunks = is_split ? shape.n * stages_of(shape.hidden) * 16 : 0;
   return launch_cuda(
       stream,
       {"experts.group",
-       {.block = dim3(kGroupThreads),
+       {.grid = dim3(static_cast<unsigned>(1 + (chunks + kGroupThreads - 1) / kGroupThreads)),
+        .block = dim3(kGroupThreads),
         .shared_bytes = sizeof(std::int32_t) * static_cast<std::size_t>(shape.expert_count + 1),
         .overlaps = true}},
       group_kernel, kernel,
       {reads("ids", args.ids), reads("active_rows", args.active_rows),
-       writes("work", workspace.work), writes("group_pairs", workspace.group_pairs)});
+       reads("x", is_split ? args.x : TensorView{}),
+       writes("work", workspace.work), writes("group_pairs", workspace.group_pairs),
+       writes("split", is_split ? workspace.split : TensorView{})});
 }
 
 Status gate_up(device::Stream& stream, const MoeShape& shape, const ExpertsArgs& args,
                const GateUpViews& views, const Workspace& workspace) {
   const auto& [matrix, swiglu] = views;
   const Routing routing = routing_of(shape, args, workspace);
-  GateUpKernel kernel{matrix_kernel(matrix, shape, args.x, routing),
+  const TensorView x = is_tiled(shape) ? workspace.split : args.x;
+  GateUpKernel kernel{matrix_kernel(matrix, shape, x, routing),
                             swiglu.alpha.as<const float>(), swiglu.beta.as<const float>(),
                             swiglu.limit.as<const float>(), workspace.activation.as<float>()};
   kernel.matrix.pairs_per_row = shape.experts_per_token;
   const std::initializer_list<device::Operand> operands = {
       reads("gate_up_codes", matrix.codes),  reads("gate_up_scales", matrix.scales),
-      reads("gate_up_bias", matrix.bias),    reads("x", args.x),
+      reads("gate_up_bias", matrix.bias),    reads("x", x),
       reads("work", routing.work),           reads("group_pairs", routing.group_pairs),
       reads("ids", routing.ids),             reads("swiglu_alpha", swiglu.alpha),
       reads("swiglu_beta", swiglu.beta),     reads("swiglu_limit", swiglu.limit),

@@ -29,10 +29,12 @@ struct MatrixViews {
 
 // Scratch, for n = max_rows.
 struct Workspace {
-  TensorView work;         // i32 [E, 4]: an expert that has pairs, where they begin and end in
-                           // group_pairs, 0; -1, 0, 0, 0 after the last one
+  TensorView work;         // i32 [E + n * K / 16, 4]: an expert, where some pairs of it begin and
+                           // end in group_pairs, 0; -1, 0, 0, 0 after the last ones
   TensorView group_pairs;  // i32 [n * K], by expert, ascending within one
-  TensorView activation;   // f32 [n * K, I]
+  TensorView split;        // f32 [n, H]: x for the tiles; widths in whole stages. Empty: all pairs
+                           // of an expert are one entry of work
+  TensorView activation;   // f32 [n * K, I]; of tiles split, in the order of group_pairs
   TensorView down_out;     // f32 [n * K, H], bias included
 };
 

@@ -35,7 +35,7 @@ template <typename Matrix, typename Finish, typename Kernel>
 __device__ void one_row_gate_up(const Kernel& k, std::byte* shared) {
   __shared__ cuda_kernels::OneRowSums<kOneTiles> sums;
   const auto& a = k.matrix;
-  cuda_kernels::wait_then_let_next_begin();
+  device::cuda::wait_then_let_next_begin();
   const auto slot = static_cast<int>(blockIdx.y);
   const std::int32_t id = a.ids[slot];
   cuda_kernels::HeldRow x;

@@ -129,7 +129,8 @@ class SchemeLayer final : public ExpertsLayer {
                                .intermediate = spec_.shape.intermediate_size};
     const cuda::Workspace workspace{.work = view(workspace_.work),
                                     .group_pairs = view(workspace_.group_pairs),
-                                    .activation = view(workspace_.activation),
+                                    .split = {},
+                                    .activation = activation_view(),
                                     .down_out = view(workspace_.down_out)};
     const auto first = slots_.fused ? Projection::kGateUp : Projection::kGate;
     const auto second = slots_.fused ? Projection::kGateUp : Projection::kUp;
@@ -157,6 +158,12 @@ class SchemeLayer final : public ExpertsLayer {
   std::vector<std::string> constant_slots() const override { return slots_.constants.names; }
 
  private:
+  // The slot's rows may be wider.
+  TensorView activation_view() const {
+    TensorView activation = view(workspace_.activation);
+    activation.shape = {activation.shape[0], spec_.shape.intermediate_size};
+    return activation;
+  }
   TensorView view(SlotId slot) const { return registry_.view(slot); }
   TensorView view(const std::optional<SlotId>& slot) const {
     return slot ? registry_.view(*slot) : TensorView{};

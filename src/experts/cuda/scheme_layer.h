@@ -15,7 +15,7 @@ namespace holdfast::experts {
 
 // Shared by all layers of a backend on CUDA.
 struct CudaWorkspace {
-  storage::SlotId work, group_pairs, activation, down_out;
+  storage::SlotId work, group_pairs, split, activation, down_out;
   std::optional<storage::SlotId> inputs = {};  // rounded; defined by the first layer that rounds
   ExpertsShape shape = {};
 };

@@ -13,75 +13,18 @@
 
 #include "device/cuda/cuda_stream.h"
 #include "device/cuda/launch.cuh"
+#include "ops/cuda/attention.cuh"
 #include "ops/cuda/launchers.h"
-#include "ops/cuda/mma.cuh"
 
 namespace holdfast::ops::cuda {
 namespace {
 
 namespace cg = cooperative_groups;
-using cuda_kernels::bf16_bits_to_float;
-using cuda_kernels::smaller;
 using device::reads;
 using device::writes;
 using device::cuda::launch_cuda;
-using device::cuda::prefetch;
 using device::cuda::prefetch_line;
 using device::cuda::wait_for_inputs;
-
-constexpr int kWarps = 8;
-constexpr int kTile = 32;
-constexpr int kStrands = 32;
-constexpr int kShortTiles = 8;  // at most, of a window that is short
-
-struct AttentionKernel {
-  const float* qkv;
-  const std::int32_t* positions;
-  const std::int32_t* row_sequence;
-  const std::int32_t* block_tables;
-  const float* key_pages;
-  const float* value_pages;
-  const void* sinks;
-  float* out;
-  const std::int32_t* active_rows;
-  std::int64_t sinks_are_f32, width, query_heads, kv_heads, dim, page_size, page_count, sequences,
-      blocks, window;
-  double scale;
-};
-
-__device__ float sink_at(const AttentionKernel& a, std::int64_t head) {
-  if (a.sinks_are_f32 != 0) return static_cast<const float*>(a.sinks)[head];
-  return bf16_bits_to_float(static_cast<const std::uint16_t*>(a.sinks)[head]);
-}
-
-// Offset in elements of key j's first head; -1 when its page is out of range.
-__device__ std::int64_t key_offset(const AttentionKernel& a, const std::int32_t* table,
-                                   std::int64_t j) {
-  const auto size = static_cast<unsigned>(a.page_size);
-  const auto block = static_cast<unsigned>(j) / size;
-  const std::int64_t page = table[block];
-  if (page < 0 || page >= a.page_count) return -1;
-  return (page * a.page_size + (static_cast<unsigned>(j) - block * size)) * a.kv_heads * a.dim;
-}
-
-__device__ float warp_max(float value) {
-  for (int distance = 16; distance > 0; distance /= 2) {
-    value = fmaxf(value, __shfl_xor_sync(0xFFFFFFFFu, value, distance));
-  }
-  return value;
-}
-__device__ float warp_sum(float value) {
-  for (int distance = 16; distance > 0; distance /= 2) {
-    value += __shfl_xor_sync(0xFFFFFFFFu, value, distance);
-  }
-  return value;
-}
-
-// The query heads of one block.
-struct Heads {
-  std::int64_t kv_head = 0, first = 0;
-  int count = 0;
-};
 
 // What a block keeps in shared memory, of kHeads heads and kHere strands.
 template <int kHeads, int kHere>
@@ -223,12 +166,6 @@ __device__ void attend_tile(const AttentionKernel& a, std::int64_t offset, const
   __syncwarp();
 }
 
-// The keys that a row sees.
-struct Span {
-  std::int64_t begin = 0, end = 0;
-  const std::int32_t* table = nullptr;
-};
-
 // Strand `strand` of the block's heads, into place `here` of the shared memory.
 template <int kHeads, int kPairs, int kDim, int kHere>
 __device__ void run_strand(const AttentionKernel& a, const Span& span, std::int64_t kv_head,
@@ -265,46 +202,12 @@ __device__ void run_strand(const AttentionKernel& a, const Span& span, std::int6
   }
 }
 
-// The keys that a lane's first tile of strand `strand` reads, and their values, on their way into
-// the L2 cache. They were written by earlier steps, all but a few.
-__device__ void prefetch_tile(const AttentionKernel& a, const Span& span, std::int64_t kv_head,
-                              int strand) {
-  const std::int64_t first = span.begin / kTile;
-  const std::int64_t tile = first + (strand - first % kStrands + kStrands) % kStrands;
-  const std::int64_t j = tile * kTile + threadIdx.x % 32;
-  if (j < span.begin || j >= span.end) return;
-  const std::int64_t key = key_offset(a, span.table, j);
-  if (key < 0) return;
-  const auto bytes = static_cast<unsigned>(a.dim) * 4;
-  prefetch(a.key_pages + key + kv_head * a.dim, bytes);
-  prefetch(a.value_pages + key + kv_head * a.dim, bytes);
-}
-
 template <int kShare>
 __device__ const float* of_strand(const float* mine, int strand) {
   if constexpr (kShare == 1) return mine;
   return cg::this_cluster().map_shared_rank(mine, static_cast<unsigned>(strand) /
                                                       (kStrands / kShare));
 }
-
-// Where the strands of a row lie in shared memory: in their order, or, of a short window, from the
-// strand of its first tile on.
-template <int kShare, bool kShort>
-struct Places {
-  static constexpr int kHere = kShort ? kShortTiles : kStrands / kShare;
-  int first = 0;  // that strand
-
-  __device__ int of(int strand) const {
-    return kShort ? (strand - first + kStrands) % kStrands : strand % kHere;
-  }
-  __device__ bool holds(int strand) const { return !kShort || of(strand) < kHere; }
-  // The i-th strand of those that are held, in order.
-  __device__ int strand(int i) const {
-    if constexpr (!kShort) return i;
-    const int wrapped = max(first + kHere - kStrands, 0);
-    return i < wrapped ? i : first + i - wrapped;
-  }
-};
 
 // Joins the strands' sums: scaled to the largest of all, in the order of the strands.
 template <int kHeads, int kShare, bool kShort>
@@ -361,22 +264,8 @@ __global__ void __launch_bounds__(kWarps * 32) attention_kernel(AttentionKernel 
   extern __shared__ float4 shared_words[];
   constexpr int kHere = Places<kShare, kShort>::kHere;
   const Shared<kHeads, kHere> shared(reinterpret_cast<float*>(shared_words), a.dim);
-  // What the host wrote before the step can be read at once.
-  const std::int64_t row = blockIdx.x / kShare;
-  const std::int64_t group =
-      static_cast<unsigned>(a.query_heads) / static_cast<unsigned>(a.kv_heads);
-  const std::int64_t slices = (group + kHeads - 1) / kHeads;
-  Heads heads{.kv_head = blockIdx.y / static_cast<unsigned>(slices)};
-  heads.first = heads.kv_head * group + (blockIdx.y - heads.kv_head * slices) * kHeads;
-  heads.count = static_cast<int>(smaller(kHeads, (heads.kv_head + 1) * group - heads.first));
-  const bool is_active = row < *a.active_rows;
-  const std::int64_t position = is_active ? a.positions[row] : -1;
-  const std::int64_t sequence = is_active ? a.row_sequence[row] : -1;
-  const bool visible = position >= 0 && sequence >= 0 && sequence < a.sequences;
-  const Span span{
-      .begin = a.window > 0 && position - a.window + 1 > 0 ? position - a.window + 1 : 0,
-      .end = smaller(position + 1, a.blocks * a.page_size),
-      .table = a.block_tables + (visible ? sequence : 0) * a.blocks};
+  const RowWork work = row_work(a, blockIdx.x / kShare, kHeads);
+  const auto& [row, heads, is_active, visible, span] = work;
   const int rank = kShare == 1 ? 0 : static_cast<int>(cg::this_cluster().block_rank());
   const Places<kShare, kShort> places{
       kShort ? static_cast<int>(span.begin / kTile % kStrands) : 0};
@@ -388,9 +277,7 @@ __global__ void __launch_bounds__(kWarps * 32) attention_kernel(AttentionKernel 
   wait_for_inputs();
   if (!is_active) return;  // the whole cluster
   if (!visible) {
-    for (std::int64_t i = threadIdx.x; i < heads.count * a.dim; i += kWarps * 32) {
-      a.out[(row * a.query_heads + heads.first) * a.dim + i] = 0.0f;
-    }
+    store_nothing(a, work);
     return;  // the whole cluster
   }
 #pragma unroll 1
@@ -432,15 +319,19 @@ Choice choice(std::int64_t dim) {
   return {attention_kernel<kHeads, kPairs, kDim, kBlocks, kShort>,
           Shared<kHeads, Places<kBlocks, kShort>::kHere>::bytes(dim), kHeads, kBlocks};
 }
+Choice many(bool is_short) {
+  const ManyAttention many = many_attention(is_short);
+  return {many.function, many.shared_bytes, 8, 1};
+}
 Choice choose(std::int64_t rows, std::int64_t dim, std::int64_t window) {
   if (dim == 64) {
     const bool is_short = window > 0 && window <= (kShortTiles - 1) * kTile;
     if (is_short) {
-      return rows <= kFewRows ? choice<2, 1, 64, 1, true>(dim) : choice<8, 1, 64, 1, true>(dim);
+      return rows <= kFewRows ? choice<2, 1, 64, 1, true>(dim) : many(true);
     }
     if (rows <= kFewRows) return choice<2, 1, 64, kShare>(dim);
     if (rows <= kSharedRows) return choice<8, 1, 64, kShare>(dim);
-    return choice<8, 1, 64, 1>(dim);
+    return many(false);
   }
   const bool shares = rows <= kSharedRows;
   if (dim <= 64) return shares ? choice<8, 1, 0, kShare>(dim) : choice<8, 1, 0, 1>(dim);

@@ -12,6 +12,7 @@
 //                 four warps together (wgmma.cuh)
 //   cluster_rows  between: as tile_rows, with a block for each segment and sums through the
 //                 cluster's shared memory
+// and one of experts (experts/cuda/staged_rows.cuh): as tile_rows, with x split beforehand.
 //
 // A Matrix gives: Order (how x lies in shared memory), kUnits (loads of a stage), Lines (a lane's
 // two rows), lines(tile), load(lines, unit, valid), and a unit's first word ready to be multiplied
@@ -57,6 +58,8 @@ struct Mxfp4Order {
   __device__ static int offset(int q, int word) { return q * 144 + word * 32; }
   __device__ static int chunk_offset(int chunk) { return chunk / 4 * 144 + chunk % 4 * 32; }
   __device__ static int chunk(int q, int word) { return q * 4 + word; }
+  // Of a chunk its q and word.
+  __device__ static int2 place(int chunk) { return make_int2(chunk / 4, chunk % 4); }
   __device__ static constexpr int column(int i) { return i / 2 + i % 2 * 4; }
 };
 
@@ -89,6 +92,31 @@ __device__ void store_chunk(std::byte* at, const Eight& x) {
   const Chunk c = split_chunk<Order>(x);
   reinterpret_cast<uint4*>(at)[0] = make_uint4(c.hi[0], c.hi[1], c.hi[2], c.hi[3]);
   reinterpret_cast<uint4*>(at)[1] = make_uint4(c.lo[0], c.lo[1], c.lo[2], c.lo[3]);
+}
+
+// A row of x that is split once, by whoever writes it, for products of many rows: stages of 512
+// bytes. Of a stage, unit (word w, pair r, half h) of 16 bytes lies at 16 (8 w + 2 r + h): of each
+// lane q the columns 2 r and 2 r + 1 of its chunk, upper (h = 0) or lower halves.
+constexpr int kSplitStageBytes = 512;
+
+// Where the `chunk`-th chunk of a stage has its pair r of upper halves; that of lower ones comes 16
+// bytes after.
+template <typename Order>
+__device__ int split_offset(int chunk, int r) {
+  const int2 place = Order::place(chunk);
+  return place.y * 128 + r * 32 + place.x * 4;
+}
+// The `chunk`-th chunk of a row.
+template <typename Order>
+__device__ void store_split(std::byte* row, int chunk, const Eight& x) {
+  const Chunk of = split_chunk<Order>(x);
+  row += chunk / 16 * kSplitStageBytes;
+#pragma unroll
+  for (int r = 0; r < 4; ++r) {
+    auto* at = reinterpret_cast<std::uint32_t*>(row + split_offset<Order>(chunk % 16, r));
+    at[0] = of.hi[r];
+    at[4] = of.lo[r];
+  }
 }
 
 // ------------------------------------------------------------------------------ norm

@@ -13,13 +13,6 @@ __host__ inline bool is_one_row_wide(std::int64_t columns) {
   return columns <= kRowChunks * kThreads * 8;
 }
 
-// As wait_for_inputs (launch.cuh), in the other order: the next kernel's blocks begin when every
-// block of this one has waited, and so find what was written before this one without waiting.
-__device__ inline void wait_then_let_next_begin() {
-  asm volatile("griddepcontrol.wait;\n" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
-}
-
 // A thread's part of the row of x, on its way into shared memory.
 struct HeldRow {
   Eight value[kRowChunks];

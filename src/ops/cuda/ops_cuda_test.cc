@@ -254,37 +254,49 @@ TEST(CudaOps, RouterPicksTheSameExpertsAndWeights) {
   EXPECT_LT(worst(decode(gpu_weights.view()), decode(weights.view())), 1e-6);
 }
 
-// `heads` query heads over `kv_heads` key heads of `dim`; every row at another position.
-void check_attention(device::Device& gpu, std::int64_t heads, std::int64_t kv_heads,
-                     std::int64_t dim, std::int64_t window) {
-  base::Rng rng(static_cast<std::uint64_t>(heads * 1000 + dim + window));
-  const std::int64_t n = 6;
+// Query heads over key heads of `dim`; six rows at other positions each, `copies` times.
+struct AttentionCase {
+  std::int64_t heads, kv_heads, dim, window, copies = 1, blocks = 40;
+};
+std::vector<float> check_attention(device::Device& gpu, const AttentionCase& c) {
+  base::Rng rng(static_cast<std::uint64_t>(c.heads * 1000 + c.dim + c.window));
+  const std::int64_t n = 6 * c.copies;
   const std::int64_t page = 16;
-  const std::int64_t blocks = 40;
   const std::int64_t page_count = 90;
-  const HostTensor qkv = random_tensor(rng, DType::kF32, {n, (heads + 2 * kv_heads) * dim}, 2.0f);
-  const HostTensor keys = random_tensor(rng, DType::kF32, {page_count, page, kv_heads, dim});
-  const HostTensor values = random_tensor(rng, DType::kF32, {page_count, page, kv_heads, dim});
-  const HostTensor sinks = random_tensor(rng, DType::kBF16, {heads});
+  const HostTensor keys = random_tensor(rng, DType::kF32, {page_count, page, c.kv_heads, c.dim});
+  const HostTensor values = random_tensor(rng, DType::kF32, {page_count, page, c.kv_heads, c.dim});
+  const HostTensor sinks = random_tensor(rng, DType::kBF16, {c.heads});
   std::vector<std::int32_t> table;
-  for (std::int64_t i = 0; i < 2 * blocks; ++i) {
+  for (std::int64_t i = 0; i < 2 * c.blocks; ++i) {
     table.push_back(static_cast<std::int32_t>(rng.next_below(page_count)));
   }
   table[5] = -1;
-  HostTensor tables(DType::kI32, {2, blocks});
+  HostTensor tables(DType::kI32, {2, c.blocks});
   std::copy(table.begin(), table.end(), tables.as<std::int32_t>().begin());
-  const HostTensor positions = i32_tensor({0, 31, 32, 639, -1, 300});
-  const HostTensor sequences = i32_tensor({0, 1, 0, 1, 0, 2});
-  const HostTensor active = i32_tensor({n});
-  HostTensor expected(DType::kF32, {n, heads * dim});
-  HostTensor actual(DType::kF32, {n, heads * dim});
+  const std::int64_t width = (c.heads + 2 * c.kv_heads) * c.dim;
+  const HostTensor six = random_tensor(rng, DType::kF32, {6, width}, 2.0f);
+  const auto last = static_cast<std::int32_t>(c.blocks * page - 1);
+  const std::int32_t six_positions[] = {0, 31, 32, last, -1, 300};
+  const std::int32_t six_sequences[] = {0, 1, 0, 1, 0, 2};
+  HostTensor qkv(DType::kF32, {n, width});
+  HostTensor positions(DType::kI32, {n}), sequences(DType::kI32, {n});
+  for (std::int64_t r = 0; r < n; ++r) {
+    const std::int64_t of = r % 6;
+    std::memcpy(qkv.view().row(r).address, six.view().row(of).address, six.bytes() / 6);
+    positions.as<std::int32_t>()[static_cast<std::size_t>(r)] = six_positions[of];
+    sequences.as<std::int32_t>()[static_cast<std::size_t>(r)] = six_sequences[of];
+  }
+  const HostTensor active = i32_tensor({static_cast<std::int32_t>(n)});
+  HostTensor expected(DType::kF32, {n, c.heads * c.dim});
+  HostTensor actual(DType::kF32, {n, c.heads * c.dim});
   poison(expected);
   poison(actual);
-  const auto launch = [&](const OpContext& c, auto&& at, const TensorView& out) {
-    paged_attention(c, {.qkv = at(qkv), .positions = at(positions), .row_sequence = at(sequences),
-                        .block_tables = at(tables), .key_pages = at(keys),
-                        .value_pages = at(values), .sinks = at(sinks), .out = out,
-                        .active_rows = at(active), .window = window, .scale = 0.2f})
+  const auto launch = [&](const OpContext& context, auto&& at, const TensorView& out) {
+    paged_attention(context,
+                    {.qkv = at(qkv), .positions = at(positions), .row_sequence = at(sequences),
+                     .block_tables = at(tables), .key_pages = at(keys),
+                     .value_pages = at(values), .sinks = at(sinks), .out = out,
+                     .active_rows = at(active), .window = c.window, .scale = 0.2f})
         .value();
   };
   testing::Runner cpu(make_cpu_reference_kernels());
@@ -295,7 +307,9 @@ void check_attention(device::Device& gpu, std::int64_t heads, std::int64_t kv_he
   bench.finish();
   bench.get(out, actual);
   EXPECT_LT(worst(decode(actual.view()), decode(expected.view())), 1e-5)
-      << heads << "/" << kv_heads << " heads of " << dim << ", window " << window;
+      << c.heads << "/" << c.kv_heads << " heads of " << c.dim << ", window " << c.window << ", "
+      << n << " rows";
+  return decode(actual.view());
 }
 
 TEST(CudaOps, ChooseTakesTheTokensThatTheHostWouldTake) {
@@ -346,11 +360,29 @@ TEST(CudaOps, ChooseTakesTheTokensThatTheHostWouldTake) {
 
 TEST(CudaOps, AttentionAgreesWithTheReference) {
   HF_GPU_OR_SKIP(gpu);
-  check_attention(gpu, 64, 8, 64, 0);
-  check_attention(gpu, 64, 8, 64, 128);
-  check_attention(gpu, 4, 2, 16, 7);
-  check_attention(gpu, 20, 2, 128, 0);
-  check_attention(gpu, 3, 1, 256, 100);
+  check_attention(gpu, {64, 8, 64, 0});
+  check_attention(gpu, {64, 8, 64, 128});
+  check_attention(gpu, {4, 2, 16, 7});
+  check_attention(gpu, {20, 2, 128, 0});
+  check_attention(gpu, {3, 1, 256, 100});
+}
+
+// Up to 80 tiles of keys, so that strands have none, one and more of them.
+TEST(CudaOps, AttentionHasTheSameBitsForFewRowsAndForMany) {
+  HF_GPU_OR_SKIP(gpu);
+  for (const std::int64_t window : {0, 128, 200, 2000}) {
+    for (const std::int64_t heads : {64, 20}) {
+      const std::int64_t kv_heads = heads == 64 ? 8 : 4;
+      const AttentionCase few{heads, kv_heads, 64, window, 1, 160};
+      AttentionCase many = few;
+      many.copies = 7;
+      const std::vector<float> alone = check_attention(gpu, few);
+      const std::vector<float> all = check_attention(gpu, many);
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        ASSERT_EQ(all[i], alone[i % alone.size()]) << "window " << window << ", " << heads;
+      }
+    }
+  }
 }
 
 }  // namespace

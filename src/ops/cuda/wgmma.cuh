@@ -34,12 +34,15 @@ __device__ void wgmma_done(float (&sums)[kGroups][4]) {
   for (int i = 0; i < kGroups * 4; ++i) asm volatile("" : "+f"(sums[i / 4][i % 4])::"memory");
 }
 
-// B of kGroups groups at `at`.
+// B of kGroups groups at `at`, an address of shared memory.
+template <int kGroups>
+__device__ std::uint64_t wgmma_matrix(std::uint32_t at) {
+  return ((at >> 4) & 0x3FFF) | std::uint64_t{kGroups * 128 >> 4} << 16 |
+         std::uint64_t{128 >> 4} << 32;
+}
 template <int kGroups>
 __device__ std::uint64_t wgmma_matrix(const void* at) {
-  const auto address = static_cast<std::uint64_t>(__cvta_generic_to_shared(at));
-  return ((address >> 4) & 0x3FFF) | std::uint64_t{kGroups * 128 >> 4} << 16 |
-         std::uint64_t{128 >> 4} << 32;
+  return wgmma_matrix<kGroups>(static_cast<std::uint32_t>(__cvta_generic_to_shared(at)));
 }
 
 __device__ __forceinline__ void wgmma(float (&d)[1][4], const std::uint32_t (&a)[4],
