@@ -1,5 +1,6 @@
-// The MXFP4 matrices of a layer's experts as the kernels of moe_kernels.cu read them: what a product
-// gets, which expert a block works on, and how codes and scales become bf16. Device code only.
+// The MXFP4 matrices of a layer's experts as the kernels of moe_kernels.cu read them: what a
+// product gets, which expert a block works on, and how codes and scales become bf16. Device code
+// only.
 #pragma once
 
 #include <cuda_bf16.h>
