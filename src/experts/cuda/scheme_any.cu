@@ -1,6 +1,6 @@
 // The kernels of scheme_kernels.cuh for whatever the others do not take.
+#include "experts/cuda/scheme_any.cuh"
 #include "experts/cuda/scheme_kernels.cuh"
-#include "experts/cuda/scheme_values.cuh"
 
 namespace holdfast::experts::cuda {
 

@@ -1,4 +1,5 @@
 // The kernels of scheme_kernels.cuh for MXFP4 and NVFP4.
+#include "experts/cuda/scheme_e2m1.cuh"
 #include "experts/cuda/scheme_kernels.cuh"
 
 namespace holdfast::experts::cuda {

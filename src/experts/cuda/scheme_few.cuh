@@ -18,7 +18,8 @@ struct FewTile {
   using Count = UnitCount<Matrix>;
   float acc[kParts][kGroups][4] = {};
 
-  __device__ void run(const ProductKernel& k, int4 work, int first_row) {
+  // `table`: of a Matrix that has one.
+  __device__ void run(const ProductKernel& k, int4 work, int first_row, std::byte* table) {
     const int columns = static_cast<int>(k.part[0].columns);
     TileRows<Matrix, kParts, 1> rows;
     rows.find(k, work.x, first_row);
@@ -27,6 +28,11 @@ struct FewTile {
     const int end = min(begin + count.segment, count.units);
     Unit next[kParts][2];
     rows.load(k, begin * Count::kColumns, begin < end, next);
+    if constexpr (Matrix::kTile == Tile::kRows) {
+      const int2 thread = make_int2(static_cast<int>(threadIdx.x), kSchemeThreads);
+      rows.fill_tables(k, first_row, table, thread);
+      __syncthreads();
+    }
     const float* x[kGroups];
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
@@ -47,15 +53,17 @@ struct FewTile {
             load_columns<Matrix>(x[i % kGroups], first + column_of<Matrix>(w), columns);
       }
       rows.load(k, first + Count::kColumns, unit + 1 < end, next);
+      rows.settle(k, now);
+      SpanSums<kParts, kGroups> part;
 #pragma unroll
       for (int w = 0; w < Matrix::kWords; ++w) {
         Fragment<Matrix> fragment[kParts];
 #pragma unroll
-        for (int p = 0; p < kParts; ++p) fragment[p].fill(now[p], w);
+        for (int p = 0; p < kParts; ++p) fragment[p].fill(rows.row[p], now[p], w);
         InputChunk chunk[kGroups];
 #pragma unroll
         for (int g = 0; g < kGroups; ++g) chunk[g] = split_columns<Matrix>(values[w][g]);
-        add_products<Matrix>(now, fragment, chunk, {w, 0}, acc);
+        part.template add<Matrix>(now, fragment, chunk, {w, 0}, acc);
       }
     }
   }
@@ -87,7 +95,7 @@ struct FewTile {
     for (int p = 0; p < kParts; ++p) {
 #pragma unroll
       for (int i = 0; i < 4 * kGroups; ++i) {
-        sums.value[threadIdx.x / 32][p][lane / 4 + i % 4 / 2 * 8]
+        sums.value[threadIdx.x / 32][p][tile_row<Matrix>(i % 4 / 2)]
                   [i / 4 * 8 + lane % 4 * 2 + i % 2] = acc[p][i / 4][i % 4];
       }
     }

@@ -12,8 +12,9 @@ constexpr int kFewPairs = 16;
 template <typename Matrix, int kParts, int kGroups>
 __device__ void run_few(const ProductKernel& k, int4 work, void* shared) {
   const int first_row = static_cast<int>(blockIdx.x) * 16;
+  extern __shared__ uint4 table_words[];
   FewTile<Matrix, kParts, kGroups> tile;
-  tile.run(k, work, first_row);
+  tile.run(k, work, first_row, reinterpret_cast<std::byte*>(table_words));
   tile.finish(k, work, first_row, shared);
 }
 
@@ -39,6 +40,10 @@ __device__ void run_many(const ProductKernel& k, int4 work, std::byte* shared) {
   tile.finish(k, work, warp * 16 * kTiles);
 }
 
+// Of a warp and part. A table for each takes too much of shared memory for two of one part.
+template <typename Matrix, int kParts>
+constexpr int kManyTiles = Matrix::kTile == Tile::kRows ? 1 : 2 / kParts;
+
 // Experts of more.
 template <typename Matrix, int kParts>
 __global__ void __launch_bounds__(kSchemeThreads, 1) many_product_kernel(ProductKernel k) {
@@ -51,14 +56,17 @@ __global__ void __launch_bounds__(kSchemeThreads, 1) many_product_kernel(Product
   if (work.y >= work.z) return;
   work.z = min(work.z, work.y + kBlockPairs);
   if (work.z - work.y <= 32) {
-    run_many<Matrix, kParts, 2 / kParts, 4>(k, work, shared);
+    run_many<Matrix, kParts, kManyTiles<Matrix, kParts>, 4>(k, work, shared);
   } else {
-    run_many<Matrix, kParts, 2 / kParts, 8>(k, work, shared);
+    run_many<Matrix, kParts, kManyTiles<Matrix, kParts>, 8>(k, work, shared);
   }
 }
+
 struct ProductKernels {
   const char* names[2];  // of the launches for few and for many
   std::int64_t many_rows = 0;  // of a block of `many`
+  // Shared memory for each of a matrix's groups, on top of what all have.
+  std::int64_t few_bytes = 0, many_bytes = 0;
   void (*least)(ProductKernel) = nullptr;  // up to 8 rows
   void (*few)(ProductKernel) = nullptr;
   void (*many)(ProductKernel) = nullptr;
@@ -68,13 +76,19 @@ struct SchemeKernels {
 };
 template <typename Matrix>
 SchemeKernels kernels_of() {
+  std::int64_t table = 0;
+  if constexpr (Matrix::kTile == Tile::kRows) table = Matrix::table_bytes(1);
   return {{{"experts.gate_up", "experts.gate_up_many"},
            kSchemeWarps * 16,
+           2 * table,
+           2 * table * kSchemeWarps,
            few_product_kernel<Matrix, 2, 1>,
            few_product_kernel<Matrix, 2, 2>,
            many_product_kernel<Matrix, 2>},
           {{"experts.down", "experts.down_many"},
-           kSchemeWarps * 32,
+           kSchemeWarps * 16 * kManyTiles<Matrix, 1>,
+           table,
+           table * kSchemeWarps,
            few_product_kernel<Matrix, 1, 1>,
            few_product_kernel<Matrix, 1, 2>,
            many_product_kernel<Matrix, 1>}};
@@ -89,8 +103,11 @@ SchemeKernels mxfp8_kernels();
 SchemeKernels fp8_block_kernels();
 SchemeKernels mxfp4_kernels();
 SchemeKernels nvfp4_kernels();
-SchemeKernels int4_kernels();       // groups of a multiple of 32 inputs, without act-order
-SchemeKernels awq_kernels();        // the same in AWQ's order
+SchemeKernels input_major_kernels();  // bf16
+SchemeKernels int4_kernels();       // groups of a multiple of 32 inputs
+SchemeKernels int4_wide_kernels();  // of 128
+SchemeKernels awq_kernels();        // of 32, in AWQ's order
+SchemeKernels ordered_kernels();    // any, under act-order
 SchemeKernels any_kernels();        // everything
 
 }  // namespace holdfast::experts::cuda

@@ -2,8 +2,8 @@
 #include <algorithm>
 
 #include "device/cuda/cuda_stream.h"
+#include "experts/cuda/scheme_int4.cuh"
 #include "experts/cuda/scheme_kernels.cuh"
-#include "experts/cuda/scheme_values.cuh"
 
 namespace holdfast::experts::cuda {
 namespace {
@@ -15,10 +15,32 @@ using device::cuda::LaunchShape;
 
 bool is_whole(const SchemeMatrix& m, std::int64_t columns) { return m.columns % columns == 0; }
 
+// Most shared memory of a block on Hopper, less what the kernels declare themselves.
+constexpr std::int64_t kMostTableBytes = 227 * 1024 - 1024 - kManyBytes;
+
+// Whether a lane's rows of each part are one whole load.
+bool is_input_major(const SchemeMatrix& m, std::int64_t parts) {
+  return m.input_major != 0 && m.row_step == parts && is_whole(m, 8) && m.rows % (parts * 4) == 0;
+}
+
+SchemeKernels int4_kernels_for(const SchemeMatrix& m, std::int64_t parts) {
+  if (m.group_index != nullptr) {
+    const SchemeKernels ordered = ordered_kernels();
+    const std::int64_t each = (parts == 2 ? ordered.gate_up : ordered.down).many_bytes;
+    const bool narrow = m.scale_dtype != static_cast<std::int64_t>(tensor::DType::kF32);
+    return narrow && is_whole(m, 8) && m.groups * each <= kMostTableBytes ? ordered : any_kernels();
+  }
+  const std::int64_t group = m.columns / m.groups;
+  if (group % 32 != 0) return any_kernels();
+  if (m.packing == kAwqPacking) return awq_kernels();
+  return group % 128 == 0 ? int4_wide_kernels() : int4_kernels();
+}
+
 // By what the wide loads of scheme_matrices.cuh need of a row.
-SchemeKernels kernels_for(const SchemeMatrix& m) {
+SchemeKernels kernels_for(const SchemeMatrix& m, std::int64_t parts) {
   switch (static_cast<ExpertScheme>(m.scheme)) {
     case ExpertScheme::kBF16:
+      if (is_input_major(m, parts)) return input_major_kernels();
       if (m.input_major == 0 && is_whole(m, 16)) return bf16_kernels();
       break;
     case ExpertScheme::kMxfp4: return mxfp4_kernels();
@@ -33,11 +55,7 @@ SchemeKernels kernels_for(const SchemeMatrix& m) {
     case ExpertScheme::kNvfp4:
       if (is_whole(m, 32)) return nvfp4_kernels();
       break;
-    case ExpertScheme::kInt4:
-      if (m.group_index == nullptr && m.columns / m.groups % 32 == 0) {
-        return m.packing == kAwqPacking ? awq_kernels() : int4_kernels();
-      }
-      break;
+    case ExpertScheme::kInt4: return int4_kernels_for(m, parts);
     case ExpertScheme::kF16:
       if (m.input_major == 0 && is_whole(m, 16)) return f16_kernels();
       break;
@@ -88,8 +106,12 @@ Status launch(device::Stream& stream, const ProductKernels& kernels, const Produ
               const MoeShape& shape, const Operands& operands) {
   const std::int64_t pairs = shape.n * shape.experts_per_token;
   const auto experts = static_cast<unsigned>(std::min(pairs, shape.expert_count));
+  const auto table_bytes = [&](std::int64_t each) {
+    return static_cast<std::size_t>(each * kernel.part[0].groups);
+  };
   const LaunchShape few{.grid = dim3(blocks(kernel.rows, 16), experts),
                         .block = dim3(kSchemeThreads),
+                        .shared_bytes = table_bytes(kernels.few_bytes),
                         .overlaps = true};
   const Status launched = launch_cuda(stream, {kernels.names[0], few},
                                       shape.n <= 8 ? kernels.least : kernels.few, kernel, operands);
@@ -97,7 +119,7 @@ Status launch(device::Stream& stream, const ProductKernels& kernels, const Produ
   const LaunchShape many{.grid = dim3(blocks(kernel.rows, kernels.many_rows), experts,
                                       blocks(shape.n, kBlockPairs)),
                          .block = dim3(kSchemeThreads),
-                         .shared_bytes = kManyBytes,
+                         .shared_bytes = kManyBytes + table_bytes(kernels.many_bytes),
                          .overlaps = true};
   return launch_cuda(stream, {kernels.names[1], many}, kernels.many, kernel, operands);
 }
@@ -116,7 +138,7 @@ Status gate_up(device::Stream& stream, const MoeShape& shape, const ExpertsArgs&
   kernel.out = workspace.activation.as<float>();
   kernel.rows = shape.intermediate;
   return launch(
-      stream, kernels_for(gate.matrix).gate_up, kernel, shape,
+      stream, kernels_for(gate.matrix, 2).gate_up, kernel, shape,
       {reads("gate", gate.weights), reads("gate_scales", gate.scales),
        reads("gate_zeros", gate.zeros), reads("gate_group_index", gate.group_index),
        reads("gate_alpha", gate.alpha), reads("gate_bias", gate.bias), reads("up", up.weights),
@@ -136,7 +158,7 @@ Status down(device::Stream& stream, const MoeShape& shape, const ExpertsArgs& ar
   kernel.out = workspace.down_out.as<float>();
   kernel.rows = shape.hidden;
   return launch(
-      stream, kernels_for(part.matrix).down, kernel, shape,
+      stream, kernels_for(part.matrix, 1).down, kernel, shape,
       {reads("down", part.weights), reads("down_scales", part.scales),
        reads("down_zeros", part.zeros), reads("down_group_index", part.group_index),
        reads("down_alpha", part.alpha), reads("down_bias", part.bias),

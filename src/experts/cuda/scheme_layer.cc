@@ -231,15 +231,25 @@ Status define_inputs(Registry& registry, const ExpertsSpec& spec, CudaWorkspace&
   return {};
 }
 
-// What group_of_column (scheme_values.cuh) can divide.
+// What scheme_int4.cuh can divide and count.
 Status check_group(const ExpertsSpec& spec) {
-  const std::int64_t longest = std::max(spec.shape.hidden_size, spec.shape.intermediate_size);
-  if (spec.format.group_size == 0 || longest < (std::int64_t{1} << 32) / spec.format.group_size) {
-    return {};
+  const std::int64_t group = spec.format.group_size;
+  const ExpertsShape& shape = spec.shape;
+  const std::int64_t longest = std::max(shape.hidden_size, shape.intermediate_size);
+  constexpr std::int64_t kMost = std::int64_t{1} << 32;
+  if (group == 0) return {};
+  if (longest >= kMost / group) {
+    return make_error(ErrorCode::kUnsupported,
+                      "{}: {} inputs in groups of {}: their product must be below 2^32 on CUDA",
+                      spec.slot_prefix, longest, group);
   }
+  const std::int64_t each = kMost * std::min<std::int64_t>(group, 8) / shape.expert_count;
+  if (shape.hidden_size < each / shape.intermediate_size) return {};
   return make_error(ErrorCode::kUnsupported,
-                    "{}: {} inputs in groups of {}: their product must be below 2^32 on CUDA",
-                    spec.slot_prefix, longest, spec.format.group_size);
+                    "{}: {} experts of {} x {} in groups of {}: words and scales of a matrix must "
+                    "be fewer than 2^32 on CUDA",
+                    spec.slot_prefix, shape.expert_count, shape.hidden_size,
+                    shape.intermediate_size, group);
 }
 
 }  // namespace

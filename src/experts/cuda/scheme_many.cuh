@@ -77,6 +77,13 @@ struct ManyTile {
     int left = count.segment;  // units of the current one
     Unit next[kAll][2];
     rows.load(k, 0, true, next);
+    if constexpr (Matrix::kTile == Tile::kRows) {  // each warp its own
+      const int2 thread = make_int2(static_cast<int>(threadIdx.x) % 32, 32);
+      std::byte* table = shared + kManyBytes + static_cast<int>(threadIdx.x) / 32 * kAll *
+                                                   Matrix::table_bytes(k.part[0].groups);
+      rows.fill_tables(k, first_row, table, thread);
+      __syncwarp();
+    }
     InputLoader<Matrix, kGroups> x(k, work);
     x.load(0, columns);
     x.store(shared);
@@ -94,7 +101,8 @@ struct ManyTile {
 #pragma unroll
         for (int i = 0; i < 2 * kAll; ++i) now[i / 2][i % 2] = next[i / 2][i % 2];
         rows.load(k, (unit + 1) * Count::kColumns, unit + 1 < count.units, next);
-        multiply(now, at + u * 4 * Matrix::kWords * 16);
+        rows.settle(k, now);
+        multiply(rows, now, at + u * 4 * Matrix::kWords * 16);
         if (--left == 0 || unit + 1 == count.units) {
           fold(reinterpret_cast<float*>(shared + 2 * kInputStageBytes), unit < count.segment,
                unit + 1 == count.units);
@@ -117,7 +125,7 @@ struct ManyTile {
     }
 #pragma unroll
     for (int i = 0; i < 2 * kTiles; ++i) {
-      const int row = first_row + i * 8 + lane / 4;
+      const int row = first_row + i / 2 * 16 + tile_row<Matrix>(i % 2);
       const RowTerms<kParts> terms(k, work.x, row);
 #pragma unroll
       for (int j = 0; j < 2 * kGroups; ++j) {
@@ -133,25 +141,33 @@ struct ManyTile {
 
  private:
   // `x`: the unit's first chunk of row 0.
-  __device__ void multiply(const Unit (&now)[kAll][2], const std::byte* x) {
+  __device__ void multiply(const TileRows<Matrix, kParts, kTiles>& rows,
+                           const Unit (&now)[kAll][2], const std::byte* x) {
+    constexpr int kAtOnce = Matrix::kSpan == 0 ? 1 : Matrix::kSpan;  // words
     const int lane = threadIdx.x % 32;
     x += lane / 4 * kInputRowBytes + lane % 4 * 16;
 #pragma unroll
-    for (int w = 0; w < Matrix::kWords; ++w) {
-      Fragment<Matrix> fragment[kAll];
+    for (int w = 0; w < Matrix::kWords; w += kAtOnce) {
+      Fragment<Matrix> fragment[kAtOnce][kAll];
 #pragma unroll
-      for (int t = 0; t < kAll; ++t) fragment[t].fill(now[t], w);
+      for (int i = 0; i < kAtOnce * kAll; ++i) {
+        fragment[i / kAll][i % kAll].fill(rows.row[i % kAll], now[i % kAll], w + i / kAll);
+      }
 #pragma unroll
       for (int first = 0; first < kGroups; first += 2) {
-        InputChunk chunk[2];
+        SpanSums<kAll, 2> part;
 #pragma unroll
-        for (int g = 0; g < 2; ++g) {
-          const std::byte* from = x + (first + g) * 8 * kInputRowBytes + w * 64;
-          const uint4 hi = *reinterpret_cast<const uint4*>(from);
-          const uint4 lo = *reinterpret_cast<const uint4*>(from + kLowerHalves);
-          chunk[g] = {{hi.x, hi.y, hi.z, hi.w}, {lo.x, lo.y, lo.z, lo.w}};
+        for (int v = 0; v < kAtOnce; ++v) {
+          InputChunk chunk[2];
+#pragma unroll
+          for (int g = 0; g < 2; ++g) {
+            const std::byte* from = x + (first + g) * 8 * kInputRowBytes + (w + v) * 64;
+            const uint4 hi = *reinterpret_cast<const uint4*>(from);
+            const uint4 lo = *reinterpret_cast<const uint4*>(from + kLowerHalves);
+            chunk[g] = {{hi.x, hi.y, hi.z, hi.w}, {lo.x, lo.y, lo.z, lo.w}};
+          }
+          part.template add<Matrix>(now, fragment[v], chunk, {w + v, first}, acc);
         }
-        add_products<Matrix>(now, fragment, chunk, {w, first}, acc);
       }
     }
   }

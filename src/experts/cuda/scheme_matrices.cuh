@@ -4,15 +4,20 @@
 //   Row        where a lane finds a row: row(matrix, expert, r)
 //   Unit       what a lane reads at once of a row, 8 columns for each of kWords words: load(matrix,
 //              row, first, valid), first is the unit's column and q = lane % 4 decides which of it;
-//              nothing is read where it is not valid; past the matrix's columns weights are 0
+//              nothing is read where it is not valid; past the matrix's columns weights are 0.
+//              Nothing waits for what it has read, if kSettles
+//   settle     makes of what has come what decode takes; kSettles: where there is something to do
 //   kStrided   a lane's words are 32 columns apart, not neighbours (column_of)
 //   decode     word w of a unit, 8 columns as 4 pairs of bf16, exactly; kSplit: in two halves
 //              (upper bits, and what they leave out within 2^-16)
 //   kNibbles   pairs are columns 0 4, 1 5, 2 6, 3 7 instead of neighbours
-//   kScaled    what all products of word w must be multiplied by is scale(unit, w); otherwise
-//              scales of groups are in the weights (exactly: bf16 holds them) and those of rows and
-//              of the matrix are left to the end
+//   kSpan      what the sum of the products of this many neighbouring words must be multiplied by
+//              is scale(unit, w), w any of them; 0: scales of groups are in the weights (exactly:
+//              bf16 holds them) and those of rows and of the matrix are left to the end
 //   kWhole     a lane's 8 columns are all within the matrix, or all outside it
+//   kTile      what a matrix reads at a time: a row; both rows of a lane, which share a table of
+//              what columns need (scheme_ordered.cuh); or all rows of a tile, as inputs come first
+//              (scheme_input_major.cuh)
 #pragma once
 
 #include <cuda_bf16.h>
@@ -39,6 +44,29 @@ __device__ inline float plain_float(const std::byte* from, std::int64_t dtype, s
   return __half2float(reinterpret_cast<const __half*>(from)[i]);
 }
 
+// The same in two steps: the element's bits, which no branch keeps waiting, and its value.
+__device__ inline std::uint32_t plain_bits(const std::byte* at, std::int64_t dtype) {
+  std::uint32_t bits;
+  asm("{\n"
+      ".reg .pred wide;\n"
+      "setp.ne.s32 wide, %2, 0;\n"
+      "@wide ld.global.nc.b32 %0, [%1];\n"
+      "@!wide ld.global.nc.u16 %0, [%1];\n"
+      "}\n"
+      : "=r"(bits)
+      : "l"(at), "r"(static_cast<int>(dtype == static_cast<std::int64_t>(tensor::DType::kF32))));
+  return bits;
+}
+__device__ inline std::int64_t plain_size(std::int64_t dtype) {
+  return dtype == static_cast<std::int64_t>(tensor::DType::kF32) ? 4 : 2;
+}
+__device__ inline float float_of_bits(std::uint32_t bits, std::int64_t dtype) {
+  const float half = __half2float(__ushort_as_half(static_cast<std::uint16_t>(bits)));
+  const bool wide = dtype == static_cast<std::int64_t>(tensor::DType::kF32);
+  const float other = __uint_as_float(wide ? bits : bits << 16);
+  return dtype == static_cast<std::int64_t>(tensor::DType::kF16) ? half : other;
+}
+
 __device__ inline std::uint32_t byte_of(const std::byte* from, std::int64_t i) {
   return reinterpret_cast<const std::uint8_t*>(from)[i];
 }
@@ -55,16 +83,13 @@ __device__ inline std::uint32_t bf16_pair(float low, float high) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
   return *reinterpret_cast<const std::uint32_t*>(&pair);
 }
-__device__ inline std::uint32_t times(std::uint32_t a, std::uint32_t b) {
-  const __nv_bfloat162 product = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&a),
-                                         *reinterpret_cast<const __nv_bfloat162*>(&b));
-  return *reinterpret_cast<const std::uint32_t*>(&product);
-}
 __device__ inline std::int64_t published_row(const SchemeMatrix& m, int expert, int r) {
   return expert * m.rows + r * m.row_step + m.first_row;
 }
 
 // ------------------------------------------------------------------------------ bf16
+
+enum class Tile { kRow, kRows, kAll };
 
 // Where a lane's word w lies in its unit.
 template <typename Matrix>
@@ -75,8 +100,10 @@ __device__ inline int column_of(int w) {
 
 struct Bf16Rows {
   static constexpr int kWords = 2;
-  static constexpr bool kNibbles = false, kStrided = false, kScaled = false, kSplit = false,
-                        kWhole = true;
+  static constexpr int kSpan = 0;
+  static constexpr bool kNibbles = false, kStrided = false, kSplit = false, kWhole = true,
+                        kSettles = false;
+  static constexpr Tile kTile = Tile::kRow;
   using Row = const std::byte*;
   struct Unit {
     uint4 half[2];
@@ -106,38 +133,45 @@ enum class CodeScale { kNone, kE8M0, kBlock };
 template <CodeScale kScale>
 struct E4m3Rows {
   static constexpr int kWords = 2;
-  static constexpr bool kNibbles = false, kStrided = false, kSplit = false, kWhole = true;
-  static constexpr bool kScaled = kScale == CodeScale::kBlock;
+  static constexpr int kSpan = kScale == CodeScale::kBlock ? 2 : 0;
+  static constexpr bool kNibbles = false, kStrided = false, kSplit = false, kWhole = true,
+                        kSettles = kScale == CodeScale::kBlock;
+  static constexpr Tile kTile = Tile::kRow;
   struct Row {
     const std::byte* codes;
-    std::int64_t scale;  // its first
+    const std::byte* scales;
   };
   struct Unit {
     uint4 codes;
+    std::uint32_t bits;
     float factor;
   };
   __device__ static Row row(const SchemeMatrix& m, int expert, int r) {
     const std::int64_t at = published_row(m, expert, r);
     const std::byte* codes = m.weights + at * m.columns;
-    if constexpr (kScale == CodeScale::kE8M0) return {codes, at * (m.columns / 32)};
+    if constexpr (kScale == CodeScale::kNone) return {codes, nullptr};
+    if constexpr (kScale == CodeScale::kE8M0) return {codes, m.scales + at * (m.columns / 32)};
     const std::int64_t scale_rows = (m.rows + 127) / 128;
     const std::int64_t scale_row = expert * scale_rows + (at - expert * m.rows) / 128;
-    return {codes, scale_row * ((m.columns + 127) / 128)};
+    return {codes, m.scales + scale_row * ((m.columns + 127) / 128) * plain_size(m.scale_dtype)};
   }
   __device__ static Unit load(const SchemeMatrix& m, const Row& row, int first, bool valid) {
-    Unit unit{make_uint4(0, 0, 0, 0), 1.0f};
+    Unit unit{make_uint4(0, 0, 0, 0), 0, 1.0f};
     if (!valid) return unit;
     const int column = first + column_of<E4m3Rows>(0);
     // Also for a lane past the columns: its sums are the other lanes' products.
     if constexpr (kScale == CodeScale::kBlock) {
-      unit.factor = plain_float(m.scales, m.scale_dtype, row.scale + first / 128);
+      unit.bits = plain_bits(row.scales + first / 128 * plain_size(m.scale_dtype), m.scale_dtype);
     }
     if (column >= m.columns) return unit;
     unit.codes = __ldg(reinterpret_cast<const uint4*>(row.codes + column));
     if constexpr (kScale == CodeScale::kE8M0) {
-      unit.factor = e8m0_float(byte_of(m.scales, row.scale + column / 32));
+      unit.factor = e8m0_float(byte_of(row.scales, column / 32));
     }
     return unit;
+  }
+  __device__ static void settle(const SchemeMatrix& m, const Row&, Unit& unit) {
+    unit.factor = float_of_bits(unit.bits, m.scale_dtype);
   }
   __device__ static void decode(const Unit& unit, int w, std::uint32_t (&pairs)[1][4]) {
     const std::uint32_t words[2] = {w == 0 ? unit.codes.x : unit.codes.z,
@@ -154,68 +188,6 @@ struct E4m3Rows {
   }
   // The lanes' 64 columns lie in one block.
   __device__ static float scale(const Unit& unit, int) { return unit.factor; }
-};
-
-// ------------------------------------------------------------------------------ e2m1
-
-// Codes 0 and 4 (kSecond: 1 and 5) of a word of eight, as a pair of bf16 times 2^-126: e2m1 lies in
-// a bf16's upper bits as it is, subnormals included. One product moves the sign and the rest to
-// their places; what else it moves is masked.
-template <bool kSecond>
-__device__ inline std::uint32_t place_codes(std::uint32_t word) {
-  const std::uint32_t moved =
-      kSecond ? (word & 0x00F000F0u) * 0x104u : (word & 0x000F000Fu) * 0x1040u;
-  return moved & 0x81C081C0u;
-}
-
-// Rows of 4-bit floats, 32 at a time: under e8m0 for 32 inputs or, kFine, e4m3 for 16.
-template <bool kFine>
-struct E2m1Rows {
-  static constexpr int kWords = 4;
-  static constexpr bool kNibbles = true, kStrided = false, kScaled = false, kSplit = false,
-                        kWhole = true;
-  struct Row {
-    const std::byte* codes;
-    const std::byte* scales;
-  };
-  struct Unit {
-    uint4 codes;
-    std::uint32_t scales;
-  };
-  __device__ static Row row(const SchemeMatrix& m, int expert, int r) {
-    const std::int64_t at = published_row(m, expert, r);
-    return {m.weights + at * (m.columns / 2), m.scales + at * (m.columns / (kFine ? 16 : 32))};
-  }
-  __device__ static Unit load(const SchemeMatrix& m, const Row& row, int first, bool valid) {
-    const int column = first + column_of<E2m1Rows>(0);
-    if (!valid || column >= m.columns) return {make_uint4(0, 0, 0, 0), 0};
-    Unit unit{__ldg(reinterpret_cast<const uint4*>(row.codes + column / 2)), 0};
-    if constexpr (kFine) {
-      unit.scales = *reinterpret_cast<const std::uint16_t*>(row.scales + column / 16);
-    } else {
-      unit.scales = byte_of(row.scales, column / 32);
-    }
-    return unit;
-  }
-  __device__ static void decode(const Unit& unit, int w, std::uint32_t (&pairs)[1][4]) {
-    const std::uint32_t word = w == 0   ? unit.codes.x
-                               : w == 1 ? unit.codes.y
-                               : w == 2 ? unit.codes.z
-                                        : unit.codes.w;
-    std::uint32_t factor;
-    if constexpr (kFine) {
-      const float2 both = e4m3_floats(unit.scales);
-      const float scale = w < 2 ? both.x : both.y;
-      factor = bf16_pair(scale, scale);
-    } else {
-      factor = (max(unit.scales << 7, 0x40u) | (unit.scales + 1) >> 8) * 0x00010001u;
-    }
-    constexpr std::uint32_t kUp = 0x7E807E80u;  // 2^126
-    pairs[0][0] = times(times(place_codes<false>(word), kUp), factor);
-    pairs[0][1] = times(times(place_codes<true>(word), kUp), factor);
-    pairs[0][2] = times(times(place_codes<false>(word >> 8), kUp), factor);
-    pairs[0][3] = times(times(place_codes<true>(word >> 8), kUp), factor);
-  }
 };
 
 }  // namespace holdfast::experts::cuda

@@ -9,8 +9,10 @@ namespace holdfast::experts::cuda {
 template <bool kF32>
 struct WideRows {
   static constexpr int kWords = kF32 ? 1 : 2;
-  static constexpr bool kNibbles = false, kStrided = false, kScaled = false, kSplit = true,
-                        kWhole = true;
+  static constexpr int kSpan = 0;
+  static constexpr bool kNibbles = false, kStrided = false, kSplit = true, kWhole = true,
+                        kSettles = false;
+  static constexpr Tile kTile = Tile::kRow;
   using Row = const std::byte*;
   struct Unit {
     uint4 half[2];

@@ -31,26 +31,77 @@ void expect_row_alone(GpuLayer& layer, TestLayer& cpu, const std::vector<float>&
   }
 }
 
+void expect_within_bound(device::Device& gpu, const SchemeCase& c) {
+  SCOPED_TRACE(c.name);
+  const Tensors tensors = make_tensors(c.format, c.shape, 51);
+  TestLayer cpu(ExpertsBackendKind::kReference, c.format, c.shape);
+  cpu.load(tensors);
+  cpu.randomize_rows(52);
+  GpuLayer layer(gpu, c.format, c.shape);
+  layer.load(tensors);
+  const std::vector<float> out = layer.forward(cpu, 0, c.shape.max_rows);
+  const Row exact = exact_forward(c, tensors, cpu, kOnGpu);
+  double largest = 0;
+  for (std::size_t i = 0; i < exact.size(); ++i) {
+    ASSERT_NEAR(out[i], exact[i].value, exact[i].bound) << "element " << i;
+    largest = std::max(largest, std::fabs(exact[i].value - cpu.residual()[i]));
+  }
+  EXPECT_GT(largest, 1e-3) << "the experts must matter";
+  expect_row_alone(layer, cpu, out);
+}
+
 TEST(CudaSchemes, EachStaysWithinItsBoundOfDoublePrecisionAndDoesNotSeeOtherRows) {
   HF_GPU_OR_SKIP(gpu);
-  for (const SchemeCase& c : scheme_cases()) {
-    SCOPED_TRACE(c.name);
-    const Tensors tensors = make_tensors(c.format, c.shape, 51);
-    TestLayer cpu(ExpertsBackendKind::kReference, c.format, c.shape);
-    cpu.load(tensors);
-    cpu.randomize_rows(52);
-    GpuLayer layer(gpu, c.format, c.shape);
-    layer.load(tensors);
-    const std::vector<float> out = layer.forward(cpu, 0, c.shape.max_rows);
-    const Row exact = exact_forward(c, tensors, cpu, kOnGpu);
-    double largest = 0;
-    for (std::size_t i = 0; i < exact.size(); ++i) {
-      ASSERT_NEAR(out[i], exact[i].value, exact[i].bound) << "element " << i;
-      largest = std::max(largest, std::fabs(exact[i].value - cpu.residual()[i]));
-    }
-    EXPECT_GT(largest, 1e-3) << "the experts must matter";
-    expect_row_alone(layer, cpu, out);
-  }
+  for (const SchemeCase& c : scheme_cases()) expect_within_bound(gpu, c);
+}
+
+// What chooses the kernels besides the scheme: groups, dtypes of scales, and whole units or not;
+// enough rows for more than 16 pairs of an expert.
+TEST(CudaSchemes, EveryWayToReadASchemeStaysWithinItsBound) {
+  HF_GPU_OR_SKIP(gpu);
+  using A = config::ActivationScheme;
+  using D = config::ExpertDialect;
+  using S = config::ExpertScheme;
+  const ExpertsShape wide{3, 2, 512, 256, 40};
+  const auto grouped = [](D dialect, bool zeros, bool act_order, std::int64_t group) {
+    auto format = int4(dialect, zeros, act_order,
+                       dialect == D::kCompressedInt4 ? DType::kBF16 : DType::kF16);
+    format.group_size = group;
+    return format;
+  };
+  config::ExpertFormat f32_scales = grouped(D::kGptq, true, false, 128);
+  f32_scales.scale_dtype = DType::kF32;
+  config::ExpertFormat f32_ordered = grouped(D::kGptq, true, true, 128);
+  f32_ordered.scale_dtype = DType::kF32;
+  config::ExpertFormat bf16_blocks{S::kFp8Block, A::kNone, D::kFp8Block};
+  bf16_blocks.scale_dtype = DType::kBF16;
+  const SchemeCase cases[] = {
+      {"compressed, 128", grouped(D::kCompressedInt4, false, false, 128), wide},
+      {"compressed, zeros, 256", grouped(D::kCompressedInt4, true, false, 256), wide},
+      {"compressed, zeros, 64", grouped(D::kCompressedInt4, true, false, 64), wide},
+      {"compressed, act-order, 128", grouped(D::kCompressedInt4, true, true, 128), wide},
+      {"gptq, 128", grouped(D::kGptq, false, false, 128), wide},
+      {"gptq, 64", grouped(D::kGptq, true, false, 64), {3, 2, 320, 192, 40}},
+      {"gptq, 16", grouped(D::kGptq, true, false, 16), {3, 2, 272, 144, 40}},
+      {"gptq, f32 scales", f32_scales, wide},
+      {"gptq, act-order, 128", grouped(D::kGptq, true, true, 128), wide},
+      {"gptq, act-order, 8", grouped(D::kGptq, false, true, 8), {3, 2, 136, 72, 40}},
+      {"gptq, act-order, 80 groups", grouped(D::kGptq, true, true, 32), {2, 2, 2560, 64, 20}},
+      {"gptq, act-order, f32 scales", f32_ordered, wide},
+      {"awq, 128", grouped(D::kAwq, true, false, 128), wide},
+      {"awq, 16", grouped(D::kAwq, true, false, 16), {3, 2, 272, 144, 40}},
+      {"fp8 block, edges", {S::kFp8Block, A::kFp8TokenGroup, D::kFp8Block}, {3, 2, 272, 144, 40}},
+      {"fp8 block, bf16 scales", bf16_blocks, {3, 2, 336, 400, 40}},
+      {"bf16, inputs first", {S::kBF16, A::kNone, D::kGptOssHub}, wide},
+      {"bf16, inputs first, edges", {S::kBF16, A::kNone, D::kGptOssHub}, {3, 2, 200, 40, 40}},
+      {"bf16, inputs first, down odd", {S::kBF16, A::kNone, D::kGptOssHub}, {3, 2, 200, 44, 40}},
+      {"bf16, inputs first, odd", {S::kBF16, A::kNone, D::kGptOssHub}, {3, 2, 37, 21, 40}},
+      {"f16, inputs first", {S::kF16, A::kNone, D::kGptOssHub}, {3, 2, 72, 40, 40}},
+      {"bf16, edges", {S::kBF16, A::kNone, D::kHub}, {3, 2, 300, 140, 40}},
+      {"fp8, edges", {S::kFp8Channel, A::kFp8Token, D::kFp8}, {3, 2, 300, 140, 40}},
+      {"nvfp4, edges", {S::kNvfp4, A::kNone, D::kModelOptNvfp4}, {3, 2, 272, 144, 40}},
+  };
+  for (const SchemeCase& c : cases) expect_within_bound(gpu, c);
 }
 
 // |a - b| over |b - residual|, the experts' own part; infinite when something is no number.
