@@ -47,6 +47,9 @@ void append_refusal(std::string& out, const DrillReport& report) {
 }
 
 std::string report_text(const DrillReport& report) {
+  if (!report.not_injected.empty()) {  // nothing was compared that could say anything
+    return fmt::format("{}\n  {}\n", report.verdict(), report.not_injected);
+  }
   std::string out;
   append_count(out, "experts' constants", report.constants);
   append_count(out, "all slots", report.slots);

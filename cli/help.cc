@@ -11,7 +11,8 @@ constexpr std::string_view kRoot = R"(Start here:
   holdfast serve models/gptoss-tiny-A
   holdfast COMMAND --help
 
-Exit codes: 0 done; 1 something failed or differs, or the drill is RED; 2 wrong usage.
+Exit codes: 0 done; 1 something failed or differs, or the drill is RED; 2 wrong usage,
+or a drill whose fault was NOT INJECTED.
 Results go to stdout, everything else to stderr; progress is shown on a terminal only.)";
 
 constexpr std::string_view kGenerate = R"(Examples:

@@ -1,5 +1,6 @@
 // The drill: load, capture, census, baseline, identity reload, live reload, pressure, census, and a
-// comparison with a cold engine: GREEN, or RED with the reasons. Blocks; its own engines.
+// comparison with a cold engine: GREEN, RED with the reasons, or NOT INJECTED. Blocks; its own
+// engines.
 #pragma once
 
 #include <cstdint>
@@ -66,7 +67,8 @@ struct DrillReport {
   double load_ms = 0, capture_ms = 0, stage_ms = 0, pause_us = 0, total_ms = 0;
   std::uint64_t weights_bytes = 0, peak_bytes = 0, declared_peak_bytes = 0;
   // All of this as one object: field names as above, the constants' figures at the top, those of
-  // all slots under "slots"; "verdict" as below.
+  // all slots under "slots"; "verdict" as below; what a fault that never acted left
+  // uncompared is null.
   std::string json;
 
   // "GREEN", "RED", or "NOT INJECTED": neither has been shown, since the fault never acted.

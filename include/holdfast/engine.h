@@ -54,7 +54,7 @@ struct EngineOptions {
   std::function<void(const Progress&)> progress;
 };
 
-// One slot in a census; see storage/census.h.
+// One slot in a census.
 struct CensusEntry {
   std::string name;
   std::string slot_class;

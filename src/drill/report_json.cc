@@ -32,11 +32,15 @@ std::string report_json(const DrillReport& report, const DrillOptions& options) 
   json["inject"] = options.inject.empty() ? Json(nullptr) : Json(options.inject);
   json["commit"] = options.commit;
   add_figures(json, report.constants);
-  json["tokens_match_identity"] = report.tokens_match_identity;
-  json["tokens_match_pre_pressure"] = report.tokens_match_pre_pressure;
-  json["tokens_match_post_pressure"] = report.tokens_match_post_pressure;
-  json["logprobs_match"] = report.logprobs_match;
-  json["versions_match"] = report.versions_match;
+  // A fault that never acted leaves nothing that was compared.
+  const auto compared = [&](bool equal) {
+    return report.not_injected.empty() ? Json(equal) : Json(nullptr);
+  };
+  json["tokens_match_identity"] = compared(report.tokens_match_identity);
+  json["tokens_match_pre_pressure"] = compared(report.tokens_match_pre_pressure);
+  json["tokens_match_post_pressure"] = compared(report.tokens_match_post_pressure);
+  json["logprobs_match"] = compared(report.logprobs_match);
+  json["versions_match"] = compared(report.versions_match);
   json["replay_error"] = report.replay_error.empty() ? Json(nullptr) : Json(report.replay_error);
   const bool refused = !report.refusal.empty();
   json["strategy"] = report.strategy;

@@ -60,7 +60,7 @@ struct PlanLimits {
 };
 // Among those within the limits the one of the shortest pause, of two alike the first; stream,
 // which is not free to fail, only when no other is within them.
-// Errors: kResourceExhausted stating every cost and both limits.
+// Errors: kResourceExhausted stating every cost and the limits that there are.
 Result<CommitStrategy> choose_strategy(std::span<const StrategyCost> costs,
                                        const PlanLimits& limits);
 

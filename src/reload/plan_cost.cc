@@ -121,9 +121,15 @@ Result<CommitStrategy> choose_strategy(std::span<const StrategyCost> costs,
     if (best == nullptr || better(cost, *best)) best = &cost;
   }
   if (best != nullptr) return best->strategy;
-  return make_error(ErrorCode::kResourceExhausted,
-                    "no strategy keeps within {} extra bytes and a pause of {:.0f} us: {}",
-                    limits.max_extra_bytes, limits.max_pause_us, fmt::join(texts, "; "));
+  std::vector<std::string> within;
+  if (limits.max_extra_bytes != PlanLimits().max_extra_bytes) {
+    within.push_back(fmt::format("{} extra bytes", limits.max_extra_bytes));
+  }
+  if (limits.max_pause_us != PlanLimits().max_pause_us) {
+    within.push_back(fmt::format("a pause of {:.0f} us", limits.max_pause_us));
+  }
+  return make_error(ErrorCode::kResourceExhausted, "no strategy keeps within {}: {}",
+                    fmt::join(within, " and "), fmt::join(texts, "; "));
 }
 
 Status declare_cost(const storage::Registry& registry, const PlanOptions& options,

@@ -388,6 +388,8 @@ TEST(ChooseStrategy, TakesTheShortestPauseWithinTheLimitsOrSaysWhyNone) {
   EXPECT_EQ(none.error().code(), ErrorCode::kResourceExhausted);
   EXPECT_THAT(none.error().message(), HasSubstr("stream needs 10 bytes and 5000 us"));
   EXPECT_THAT(none.error().message(), HasSubstr("within 100 extra bytes and a pause of 4999 us"));
+  const auto slow = choose_strategy(costs, {.max_pause_us = 1});
+  EXPECT_THAT(slow.error().message(), HasSubstr("no strategy keeps within a pause of 1 us: "));
 }
 
 TEST(PlanOptionsTest, TextAndJsonStateStrategiesScopeAndKeylessState) {

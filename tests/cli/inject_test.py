@@ -46,6 +46,8 @@ class Inject(harness.TestCase):
                 self.assertFalse(report["green"])
                 self.assertIn("fault " + fault, report["not_injected"])
                 self.assertIn(words, report["not_injected"])
+                self.assertIsNone(report["tokens_match_pre_pressure"])
+                self.assertIsNone(report["logprobs_match"])
 
     def drill(self, fault, commit):
         done = run("drill", "--from", MODEL_A, "--to", MODEL_B, "--inject", fault,
