@@ -6,6 +6,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "engine/test_support.h"
+#include "engine/test_weights.h"
 
 namespace holdfast::engine {
 namespace {
@@ -35,14 +36,6 @@ MemoryTensor& find(Tensors& tensors, const std::string& name) {
 }
 constexpr const char* kNorm = "model.norm.weight";
 
-std::vector<std::byte> weights(EngineCore& core) {
-  std::vector<std::byte> all;
-  for (const device::Arena* arena : core.runtime().registry().versioned_arenas()) {
-    const auto* begin = reinterpret_cast<const std::byte*>(arena->memory().address);
-    all.insert(all.end(), begin, begin + arena->memory().bytes);
-  }
-  return all;
-}
 std::unique_ptr<EngineCore> open_a() { return EngineCore::open(test_options(model_a())).value(); }
 
 TEST(MemoryReload, GivesTheWeightsOfTheDirectoryByEveryStrategy) {

@@ -16,6 +16,7 @@
 #include "checkpoint/checkpoint.h"
 #include "engine/push_manifest.h"
 #include "engine/test_support.h"
+#include "engine/test_weights.h"
 
 namespace holdfast::engine {
 namespace {
@@ -73,15 +74,6 @@ Status push_b(EngineCore& core, std::uint64_t id, const std::string& except = ""
   return {};
 }
 
-// Every byte of the versioned arenas, padding too.
-std::vector<std::byte> weights(EngineCore& core) {
-  std::vector<std::byte> all;
-  for (const device::Arena* arena : core.runtime().registry().versioned_arenas()) {
-    const auto* begin = reinterpret_cast<const std::byte*>(arena->memory().address);
-    all.insert(all.end(), begin, begin + arena->memory().bytes);
-  }
-  return all;
-}
 const std::vector<std::byte>& cold_b() {
   static const auto all = weights(*open_core(test_options(model_b())));
   return all;
